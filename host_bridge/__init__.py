@@ -1,0 +1,1 @@
+"""The host bridge: owns kernels, the harness and every credential."""

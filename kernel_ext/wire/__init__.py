@@ -1,0 +1,1 @@
+"""The contract between a kernel and its host bridge; standard library only."""
