@@ -36,7 +36,9 @@ class Transcript:
             turn.text
             for turn in self.turns
             if turn.role == "user"
-            and not turn.text.startswith(("Current runtime context", "<system-reminder"))
+            and not turn.text.startswith(
+                ("Current runtime context", "<system-reminder")
+            )
         ]
 
     @property

@@ -69,7 +69,11 @@ def _message(message: type[Any], heading: str) -> Iterator[str]:
         yield "| field | type | default |"
         yield "|---|---|---|"
     for field in fields:
-        kind = getattr(field.type, "__name__", None) if isinstance(field.type, type) else None
+        kind = (
+            getattr(field.type, "__name__", None)
+            if isinstance(field.type, type)
+            else None
+        )
         name = kind or str(field.type).replace("typing.", "").replace("|", "or")
         name = name.rpartition("wire.codes.")[2].rpartition("wire.messages.")[2]
         yield f"| `{field.name}` | {name} | {_default(field)} |"

@@ -4,7 +4,13 @@ import json
 import math
 from typing import Any
 
-__all__ = ("MAX_DEPTH", "MAX_PAYLOAD_BYTES", "PayloadError", "check_json", "encoded_size")
+__all__ = (
+    "MAX_DEPTH",
+    "MAX_PAYLOAD_BYTES",
+    "PayloadError",
+    "check_json",
+    "encoded_size",
+)
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """A request's payload; larger data belongs in a file of the session."""

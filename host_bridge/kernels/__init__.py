@@ -1,0 +1,1 @@
+"""Managed kernels: one process per agent, reached over signed sockets."""

@@ -1,0 +1,265 @@
+"""The host's end of `host.request` for one kernel: lease, ids, answers, cancels.
+
+Serves kernels that we start and kernels that a front end owns alike: all it
+needs is a way to send on control (specification 10, design 3.6).
+"""
+
+import asyncio
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from kernel_ext.wire.codes import ErrorCode
+from kernel_ext.wire.envelope import (
+    ATTACH_REPLY,
+    ATTACH_REQUEST,
+    AttachReply,
+    AttachRequest,
+    Cancel,
+    ErrorReply,
+    OkReply,
+    Request,
+)
+from kernel_ext.wire.strict import MAX_PAYLOAD_BYTES
+
+from .channels import Message
+from .execution import Cell
+
+__all__ = ("Asker", "Attachment", "Dispatch", "Timing")
+
+Reply = OkReply | ErrorReply
+
+_REQUEST = TypeAdapter[Request | Cancel](Request | Cancel)
+_ATTACH_REPLY = TypeAdapter(AttachReply)
+_ENVELOPE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Who is asking: decided by the host, never by the request.
+
+    *cell* is the open cell that the request comes from; None when that cell has
+    ended, or when the code that asks belongs to no cell.
+    """
+
+    agent_id: str
+    generation: str
+    cell: Cell | None
+    is_current: Callable[[], bool]
+
+
+Dispatch = Callable[[Request, Asker], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How the host says that it is there.
+
+    The first beats come *first_s* apart, then twice that, up to *beat_s*. A
+    kernel believes in its host for *lease_s* after the last one.
+    """
+
+    first_s: float = 0.1
+    beat_s: float = 2.0
+    lease_s: float = 6.0
+
+
+class Attachment:
+    """One host, one kernel generation, one comm.
+
+    Args:
+        agent_id: The agent whose kernel this is.
+        generation: The kernel process; requests of another are refused.
+        send: Sends one message on the control channel.
+        dispatch: Answers a request. It never raises but when it is cancelled.
+        open_cell: The cell of a Jupyter message id while it runs, else None.
+        max_answers: Answers that are kept until a beat shows that the kernel has
+            them; more than these bring the next beat forward.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        generation: str,
+        send: Callable[[str, dict[str, Any]], Awaitable[Any]],
+        dispatch: Dispatch,
+        open_cell: Callable[[str], Cell | None],
+        timing: Timing | None = None,
+        max_answers: int = 1024,
+    ) -> None:
+        self.comm_id = secrets.token_hex(16)
+        self.attached = asyncio.Event()
+        self._agent_id = agent_id
+        self._generation = generation
+        self._send = send
+        self._dispatch = dispatch
+        self._open_cell = open_cell
+        self._timing = timing or Timing()
+        self._max_answers = max_answers
+        self._is_current = True
+        self._working: dict[int, asyncio.Task[None]] = {}
+        self._answers: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        # Below this, every id is over: executed, or taken back.
+        self._retired_below = 1
+        self._beat_now = asyncio.Event()
+
+    # -- the lease -------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Say "here I am" for ever; a kernel without our side is asked ever less."""
+        pause = self._timing.first_s
+        while True:
+            await self._hello(self._timing.lease_s)
+            pause = min(pause * 2, self._timing.beat_s)
+            self._beat_now.clear()
+            try:
+                await asyncio.wait_for(self._beat_now.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def close(self, *, drain_s: float) -> None:
+        """Say goodbye, end the work that is open, and wait for it to end.
+
+        Args:
+            drain_s: The longest wait; what has not ended by then is left.
+        """
+        self._is_current = False
+        await self._hello(0.0)
+        tasks = list(self._working.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=drain_s)
+
+    async def _hello(self, lease_s: float) -> None:
+        message = AttachRequest(
+            comm_id=self.comm_id,
+            generation=self._generation,
+            lease_s=lease_s,
+            working=[*self._working, *self._answers],
+        )
+        await self._send(ATTACH_REQUEST, asdict(message))
+
+    # -- what the kernel sends ---------------------------------------------------
+
+    def on_control(self, message: Message) -> None:
+        """Take a control message: what the kernel still waits for."""
+        if message.type != ATTACH_REPLY:
+            return
+        try:
+            reply = _ATTACH_REPLY.validate_json(json.dumps(message.content))
+        except ValidationError:
+            return
+        if reply.status != "ok" or reply.generation not in ("", self._generation):
+            return
+        self.attached.set()
+        pending = set(reply.pending)
+        self._retired_below = max(
+            self._retired_below, min(pending, default=reply.next_id)
+        )
+        for number in [n for n in self._answers if self._is_over(n, pending, reply)]:
+            del self._answers[number]
+        for number, task in self._working.items():
+            if self._is_over(number, pending, reply):
+                task.cancel()
+
+    @staticmethod
+    def _is_over(number: int, pending: set[int], reply: AttachReply) -> bool:
+        return number < reply.next_id and number not in pending
+
+    async def on_comm(self, message: Message) -> None:
+        """Take a request or a cancel; anything else on the comm is dropped."""
+        if message.type != "comm_msg" or message.content.get("comm_id") != self.comm_id:
+            return
+        data = message.content.get("data")
+        text = json.dumps(data)
+        number = _id_of(data)
+        if len(text) > MAX_PAYLOAD_BYTES + _ENVELOPE_BYTES:
+            await self._refuse(
+                number,
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"the request has {len(text)} bytes, {MAX_PAYLOAD_BYTES} are allowed",
+            )
+            return
+        try:
+            asked = _REQUEST.validate_json(text)
+        except ValidationError:
+            await self._refuse(
+                number,
+                ErrorCode.INVALID_REQUEST,
+                "this is not a request of the protocol",
+            )
+            return
+        if asked.generation != self._generation:
+            await self._refuse(
+                number, ErrorCode.STALE_GENERATION, "another kernel process asked"
+            )
+        elif isinstance(asked, Cancel):
+            for cancelled in asked.ids:
+                if task := self._working.get(cancelled):
+                    task.cancel()
+        else:
+            await self._accept(asked, message.parent_id)
+
+    async def _accept(self, request: Request, parent_id: str) -> None:
+        if request.id in self._working or not self._is_current:
+            return
+        if answer := self._answers.get(request.id):
+            # Asked again: the answer was lost, the work is not done again.
+            await self._answer(answer)
+            return
+        if request.id < self._retired_below:
+            await self._refuse(
+                request.id, ErrorCode.DUPLICATE_REQUEST, "this id was executed before"
+            )
+            return
+        asker = Asker(
+            agent_id=self._agent_id,
+            generation=self._generation,
+            cell=self._open_cell(parent_id),
+            is_current=lambda: self._is_current,
+        )
+        task = asyncio.create_task(self._work(request, asker))
+        self._working[request.id] = task
+
+    async def _work(self, request: Request, asker: Asker) -> None:
+        try:
+            reply = await self._dispatch(request, asker)
+            if not self._is_current:
+                return
+            answer = asdict(reply)
+            self._answers[request.id] = answer
+        except asyncio.CancelledError:
+            # Nobody waits for the answer; a late duplicate must not find the
+            # work undone and do it.
+            self._answers[request.id] = asdict(
+                ErrorReply(
+                    id=request.id,
+                    code=ErrorCode.CANCELLED,
+                    error="the request was cancelled",
+                )
+            )
+            raise
+        finally:
+            self._working.pop(request.id, None)
+        if len(self._answers) > self._max_answers:
+            self._beat_now.set()
+        await self._answer(answer)
+
+    async def _refuse(self, number: int | None, code: ErrorCode, text: str) -> None:
+        if number is not None:
+            await self._answer(asdict(ErrorReply(id=number, code=code, error=text)))
+
+    async def _answer(self, data: dict[str, Any]) -> None:
+        await self._send("comm_msg", {"comm_id": self.comm_id, "data": data})
+
+
+def _id_of(data: Any) -> int | None:
+    number = data.get("id") if isinstance(data, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None

@@ -1,0 +1,144 @@
+"""Where things live: the state root, a session's directory, the socket directory."""
+
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from kernel_ext.wire.codes import ErrorCode
+
+from .durable import make_private_directory
+from .errors import SetupError
+
+__all__ = ("SessionPaths", "StateRoot", "check_session_id", "new_socket_directory")
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+_MAX_SOCKET_PATH_BYTES = 103
+"""What macOS allows for a unix socket's path, less its NUL; Linux allows 107."""
+
+
+def check_session_id(session_id: str) -> str:
+    """Return *session_id*, which becomes a directory's name.
+
+    Raises:
+        SetupError: CONFIG_INVALID; it could leave its directory, or is too long.
+    """
+    if not _SESSION_ID.fullmatch(session_id):
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            "a session id is 1 to 200 of A-Z a-z 0-9 . _ - and begins with a letter "
+            "or a digit",
+        )
+    return session_id
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPaths:
+    """One session's directory and what stands in it (specification 12.1)."""
+
+    directory: Path
+
+    @property
+    def exports(self) -> Path:
+        """Files that cells hand to each other and to people."""
+        return self.directory / "exports"
+
+    @property
+    def runtime(self) -> Path:
+        """Which processes and socket directory the session uses now."""
+        return self.directory / "runtime.json"
+
+    @property
+    def ipython(self) -> Path:
+        """IPython's own files; a person's start-up files stay out of a session."""
+        return self.directory / "ipython"
+
+    def make(self) -> "SessionPaths":
+        """Make the directories, private to this user."""
+        for directory in (self.directory, self.exports, self.ipython):
+            make_private_directory(directory)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class StateRoot:
+    """The one root of everything that outlives a process.
+
+    Attributes:
+        directory: Absolute.
+        reason: Why this one, for people.
+    """
+
+    directory: Path
+    reason: str
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> "StateRoot":
+        """``RLM_KERNEL_HOME``, else this user's data directory."""
+        if chosen := environ.get("RLM_KERNEL_HOME", "").strip():
+            path = Path(chosen).expanduser()
+            return cls(path.absolute(), "RLM_KERNEL_HOME")
+        path = platformdirs.user_data_path("rlm-kernel", appauthor=False)
+        return cls(path, "the user's data directory")
+
+    def session(self, session_id: str) -> SessionPaths:
+        """The paths of one session; nothing is made yet.
+
+        Raises:
+            SetupError: CONFIG_INVALID for an unusable id.
+        """
+        return SessionPaths(self.directory / "sessions" / check_session_id(session_id))
+
+    @property
+    def sessions(self) -> Path:
+        """The directory of all sessions."""
+        return self.directory / "sessions"
+
+    @property
+    def dsh(self) -> Path:
+        """Private homes of the harness."""
+        return self.directory / "dsh"
+
+
+def new_socket_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Make a short directory for unix sockets, for this user alone (0700).
+
+    A socket's path has about 100 bytes, and a temporary directory or a state
+    root can have more: the first of a few bases that leaves room is used.
+
+    Raises:
+        SetupError: STATE_ROOT_UNUSABLE; no base is usable. The text names them.
+    """
+    user = os.geteuid() if sys.platform != "win32" else 0
+    bases = [
+        Path(base) / f"rlm-kernel-{user}"
+        for base in (
+            environ.get("XDG_RUNTIME_DIR", ""),
+            tempfile.gettempdir(),
+            "/tmp",  # noqa: S108  # a 0700 directory of this user is made in it, and its owner is checked
+        )
+        if base
+    ]
+    tried = []
+    for base in bases:
+        directory = base / secrets.token_hex(4)
+        if len(os.fsencode(directory / "bridge.sock")) > _MAX_SOCKET_PATH_BYTES:
+            tried.append(f"{base} (too long)")
+            continue
+        try:
+            make_private_directory(base)
+            return make_private_directory(directory)
+        except SetupError as error:
+            tried.append(str(error))
+    raise SetupError(
+        ErrorCode.STATE_ROOT_UNUSABLE,
+        f"no directory is usable for sockets: {'; '.join(tried)}",
+        next_step="set XDG_RUNTIME_DIR to a short directory of your own",
+    )

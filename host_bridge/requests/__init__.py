@@ -1,0 +1,1 @@
+"""Host requests: one module per family, one dispatcher before them all."""

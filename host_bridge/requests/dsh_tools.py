@@ -1,0 +1,65 @@
+"""`dsh_tools.*`: the harness's tools, nested in an open call (section 11.6)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_ext.wire import messages
+from kernel_ext.wire.codes import ErrorCode
+
+from ..errors import RequestError
+from ..harness.port import Harness
+from .context import RequestContext
+from .dispatcher import Handler
+
+__all__ = ("DshToolsRequests",)
+
+
+class DshToolsRequests:
+    """Handlers of the `dsh_tools` family; the harness's own policy decides."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers by request type."""
+        return {
+            messages.DSH_TOOLS_LIST: self.list_tools,
+            messages.DSH_TOOLS_CALL: self.call,
+        }
+
+    async def list_tools(
+        self, payload: messages.ListToolsRequest, context: RequestContext
+    ) -> messages.ListToolsResult:
+        """The schemas of the tools that the asking agent may use."""
+        tools = await context.step(self._harness.list_tools(context.agent_id))
+        return messages.ListToolsResult(tools=tools)
+
+    async def call(
+        self, payload: messages.CallToolRequest, context: RequestContext
+    ) -> dict[str, Any]:
+        """Run a tool in the call that the asking cell belongs to."""
+        cell = context.cell
+        if cell is None or cell.execution_id is None:
+            raise RequestError(
+                ErrorCode.REQUEST_SCOPE_CLOSED,
+                "tools are called from a cell while the model's ipython call that runs "
+                "it is open; this one has ended, or no model runs it",
+            )
+        result = await context.step(
+            self._harness.call_tool(
+                cell.execution_id,
+                name=payload.name,
+                arguments=payload.arguments,
+                number=cell.next_nested_number(),
+            )
+        )
+        if result.is_error:
+            code = f"{result.code}: " if result.code else ""
+            raise RequestError(
+                ErrorCode.TOOL_FAILED, f"{code}{result.message or 'the tool failed'}"
+            )
+        return {
+            "value": result.value,
+            "content": [dict(part) for part in result.content],
+        }

@@ -1,0 +1,1 @@
+"""Tools that models see: one module per family."""

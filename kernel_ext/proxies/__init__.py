@@ -1,0 +1,1 @@
+"""What a cell calls: thin objects over one `HostClient`."""
