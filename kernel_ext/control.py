@@ -10,13 +10,10 @@ the shutdown has ended (seen in half of all stops, ipykernel 7.4).
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .client import HostClient
 from .wire.envelope import ATTACH_REPLY, ATTACH_REQUEST, PROTOCOL_VERSION, AttachRequest
-
-if TYPE_CHECKING:
-    from ipykernel.ipkernel import IPythonKernel
 
 __all__ = ("ControlDispatch",)
 
@@ -27,11 +24,11 @@ class ControlDispatch:
     """Stands before a kernel's control dispatch and takes what is ours.
 
     Args:
-        kernel: The running kernel.
+        kernel: The running ``ipykernel.ipkernel.IPythonKernel``.
         client: Gets the answers and the attachments.
     """
 
-    def __init__(self, kernel: "IPythonKernel", client: HostClient) -> None:
+    def __init__(self, kernel: Any, client: HostClient) -> None:
         self._kernel = kernel
         self._client = client
         self._stock = kernel.process_control

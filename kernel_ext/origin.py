@@ -36,17 +36,17 @@ def track(shell: "InteractiveShell") -> Callable[[], None]:
     """
 
     def note_cell() -> None:
-        _origin.set(shell.kernel.get_parent("shell"))
+        _origin.set(shell.kernel.get_parent("shell"))  # type: ignore[attr-defined]  # a Jupyter shell has one
 
     shell.events.register("pre_execute", note_cell)
-    threading.Thread.start = _start_with_origin  # type: ignore[method-assign]  # ipykernel wraps Thread.run likewise
+    threading.Thread.start = _start_with_origin  # type: ignore[assignment, method-assign]  # ipykernel wraps Thread.run likewise
     return note_cell
 
 
 def forget(shell: "InteractiveShell", listener: Callable[[], None]) -> None:
     """Undo `track`."""
     shell.events.unregister("pre_execute", listener)
-    threading.Thread.start = _stock_start  # type: ignore[method-assign]  # the original goes back
+    threading.Thread.start = _stock_start  # type: ignore[assignment, method-assign]  # the original goes back
 
 
 def _start_with_origin(thread: threading.Thread) -> None:

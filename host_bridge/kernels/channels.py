@@ -58,7 +58,7 @@ class Channels:
                 ErrorCode.KERNEL_START_FAILED, "the connection file has no key"
             )
         identity = self._session.bsession
-        self._sockets: dict[Channel, zmq.asyncio.Socket] = {
+        self._sockets: dict[Channel, Any] = {
             "shell": client.connect_shell(identity=identity),
             "control": client.connect_control(identity=identity),
             "iopub": client.connect_iopub(),

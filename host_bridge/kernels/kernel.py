@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class KernelSettings:
     max_output_bytes: int = 4 * 2**20
     max_depth: int = 1
     env_allowlist: tuple[str, ...] = ()
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,7 @@ def _subagent(row: Any) -> RLMSubagent:
     for key in ("active_session_id", "session_id"):
         if not isinstance(row.get(key), str | None):
             msg = f"rlm.list_subagents entry has invalid {key}"
-            raise RuntimeError(msg)
+            raise RuntimeError(msg)  # noqa: TRY004  # Prime raises RuntimeError here
     if row.get("status") not in get_args(_Status):
         msg = "rlm.list_subagents entry has invalid status"
         raise RuntimeError(msg)
