@@ -8,6 +8,7 @@ from typing import Literal
 from kernel_ext.wire.codes import ErrorCode
 
 from .errors import RequestError
+from .events import BridgeEvent, ChildAdmitted, ReportSent
 from .harness.port import (
     AgentCreated,
     AgentDisposed,
@@ -75,9 +76,14 @@ class Agent:
 
 
 class AgentTree:
-    """Fed with the harness's events; asked by requests and by runs."""
+    """Fed with the harness's events; asked by requests and by runs.
 
-    def __init__(self) -> None:
+    Args:
+        tell: Hears of admissions and reports.
+    """
+
+    def __init__(self, tell: Callable[[BridgeEvent], None] | None = None) -> None:
+        self._tell = tell or (lambda event: None)
         self._agents: dict[str, Agent] = {}
         self._labels: dict[str, set[str]] = {}
         self._changed = asyncio.Event()
@@ -178,12 +184,17 @@ class AgentTree:
         if agent.endings == 0:
             agent.is_running = True
         self._touch()
+        self._tell(
+            ChildAdmitted(agent_id=info.id, parent_id=info.parent_id or "", label=label)
+        )
         return agent
 
     def record_report(self, child_id: str, text: str) -> None:
         """Keep what a child sent to its parent."""
-        self.get(child_id).reports.append(text)
+        child = self.get(child_id)
+        child.reports.append(text)
         self._touch()
+        self._tell(ReportSent(agent_id=child_id, label=child.label))
 
     def apply(self, event: HarnessEvent) -> None:
         """Take one event of the harness."""
@@ -226,11 +237,14 @@ class AgentTree:
 
     # -- waiting ------------------------------------------------------------------------
 
+    async def change(self) -> None:
+        """Wait for the next change of anything here."""
+        await self._changed.wait()
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until *holds* is true; it is asked again after every change."""
         while not holds():
-            changed = self._changed
-            await changed.wait()
+            await self.change()
 
     async def report(
         self, parent_id: str, child_id: str, *, timeout_s: float | None

@@ -1,39 +1,65 @@
 """Builds the object graph of a bridge; the only module that knows the adapters."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from kernel_ext.wire.codes import ErrorCode
+from kernel_ext.wire.envelope import ErrorReply, OkReply, Request
+from kernel_ext.wire.messages import REQUEST_TYPES
 
 from .agents import AgentTree
-from .harness.port import (
-    AgentInfo,
-    Harness,
-    HarnessEvent,
-    Registration,
-    Route,
-)
-from .harness.script import Script
+from .credentials import Credential, close_to_other_processes
+from .demo.model_server import ModelServer
+from .durable import make_private_directory
+from .errors import HarnessError, SetupError
+from .events import BridgeEvent
+from .harness.dsh.adapter import DshHarness, DshSettings
+from .harness.port import AgentInfo, Harness, HarnessEvent, Registration, Route
+from .harness.script import Script, run_fenced_python
 from .harness.scripted import ScriptedHarness
+from .kernels.attachment import Asker
 from .kernels.kernel import Kernel, KernelSettings, KernelSpec
 from .kernels.registry import KernelRegistry
+from .model import ModelChoice, ModelSetup
 from .paths import StateRoot
 from .requests.agent_message import AgentMessageRequests
-from .requests.dispatcher import Dispatcher
+from .requests.context import RequestContext
+from .requests.dispatcher import Dispatcher, Handler
 from .requests.dsh_tools import DshToolsRequests
 from .requests.rlm import RlmRequests
 from .tools import ipython
 
-__all__ = ("Bridge", "BridgeSettings", "EventListener", "scripted_bridge")
+__all__ = (
+    "Bridge",
+    "BridgeSettings",
+    "EventListener",
+    "NotebookBridge",
+    "dsh_bridge",
+    "scripted_bridge",
+    "scripted_model_bridge",
+    "try_harness",
+)
 
-EventListener = Callable[[HarnessEvent], None]
+_DSH_ROUTE = Route(provider="deepseek-official", model="deepseek-v4-flash")
+"""What DSH is initialised with; roots are given a route of their own."""
+
+EventListener = Callable[[HarnessEvent | BridgeEvent], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeSettings:
-    """What a bridge is built from."""
+    """What a bridge is built from.
+
+    *route* None: the first model of *provider* that the harness advertises.
+    """
 
     state: StateRoot
-    route: Route
+    route: Route | None = None
     kernels: KernelSettings = field(default_factory=KernelSettings)
 
 
@@ -43,27 +69,32 @@ class Bridge:
     Args:
         harness: Runs model loops; not started yet.
         settings: Bounds and places.
+        on_close: Awaited last, for what was made for this bridge alone.
     """
 
-    def __init__(self, harness: Harness, settings: BridgeSettings) -> None:
+    def __init__(
+        self,
+        harness: Harness,
+        settings: BridgeSettings,
+        *,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.harness = harness
         self.settings = settings
-        self.agents = AgentTree()
-        self._listeners: list[EventListener] = [self.agents.apply]
+        self._on_close = on_close
+        self._listeners: list[EventListener] = []
+        self.agents = AgentTree(tell=self._tell)
         max_depth = settings.kernels.max_depth
-        self.dispatcher = Dispatcher(
-            {
-                **RlmRequests(
-                    self.agents, harness, settings.state, max_depth=max_depth
-                ).handlers,
-                **AgentMessageRequests(self.agents, harness).handlers,
-                **DshToolsRequests(harness).handlers,
-            }
-        )
-        self.kernels = KernelRegistry(
-            settings.kernels, dispatch=self.dispatcher.dispatch
-        )
-        self._ipython = ipython.IpythonTool(self.kernels, self.spec_of)
+        self.handlers: Mapping[str, Handler] = {
+            **RlmRequests(
+                self.agents, harness, settings.state, max_depth=max_depth
+            ).handlers,
+            **AgentMessageRequests(self.agents, harness).handlers,
+            **DshToolsRequests(harness).handlers,
+        }
+        dispatcher = Dispatcher(self.handlers)
+        self.kernels = KernelRegistry(settings.kernels, dispatch=dispatcher.dispatch)
+        self._ipython = ipython.IpythonTool(self.kernels, self.spec_of, self._tell)
 
     async def start(self) -> None:
         """Start the harness with our tool and our prompt section in it.
@@ -87,9 +118,14 @@ class Bridge:
     async def create_root(
         self, agent_id: str, *, cwd: Path, muted: bool = False
     ) -> AgentInfo:
-        """Make a root agent; a muted one is a person, who takes no turns."""
+        """Make a root agent; a muted one is a person, who takes no turns.
+
+        Raises:
+            HarnessError: The harness refuses, or advertises no model.
+        """
+        route = self.settings.route or await self._first_route()
         info = await self.harness.create_root(
-            agent_id=agent_id, cwd=str(cwd), route=self.settings.route, muted=muted
+            agent_id=agent_id, cwd=str(cwd), route=route, muted=muted
         )
         self.agents.add_root(info)
         return info
@@ -111,8 +147,22 @@ class Bridge:
         """End kernels, then the harness: open tool calls settle first."""
         await self.kernels.close()
         await self.harness.close()
+        if self._on_close is not None:
+            await self._on_close()
+
+    async def _first_route(self) -> Route:
+        advertised = await self.harness.advertised_models()
+        if not advertised:
+            raise HarnessError(
+                ErrorCode.MODEL_UNAVAILABLE, "the harness advertises no model"
+            )
+        return advertised[0]
 
     def _on_event(self, event: HarnessEvent) -> None:
+        self.agents.apply(event)
+        self._tell(event)
+
+    def _tell(self, event: HarnessEvent | BridgeEvent) -> None:
         for listener in self._listeners:
             listener(event)
 
@@ -122,8 +172,151 @@ def scripted_bridge(
 ) -> Bridge:
     """A bridge on the in-memory harness: no model, no process but kernels."""
     route = Route(provider="scripted", model="generic")
-    harness = ScriptedHarness(script, models=(route,))
     settings = BridgeSettings(
         state=state, route=route, kernels=kernels or KernelSettings()
     )
-    return Bridge(harness, settings)
+    return Bridge(ScriptedHarness(script, models=(route,)), settings)
+
+
+def dsh_bridge(
+    state: StateRoot,
+    session: str,
+    setup: ModelSetup,
+    *,
+    kernels: KernelSettings | None = None,
+    on_close: Callable[[], Awaitable[None]] | None = None,
+) -> Bridge:
+    """A bridge on the real DeepSeek Harness, in a private home of *session*.
+
+    Args:
+        state: The home is made below it, and removed at the end.
+        session: The root's session id.
+        setup: The model and its key.
+        kernels: Bounds of the kernels.
+        on_close: Awaited after the harness has ended.
+
+    Raises:
+        SetupError: The home can not be made.
+    """
+    close_to_other_processes()
+    home = state.dsh / state.session(session).directory.name
+
+    async def clean_up() -> None:
+        # It holds the key's file; conversations are not resumed by this version.
+        await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+        if on_close is not None:
+            await on_close()
+
+    harness = DshHarness(
+        DshSettings(
+            home=make_private_directory(home),
+            workspace=home,
+            base_url=setup.base_url,
+            credentials=setup.credential.as_dsh_file(),
+            extra_patch_rows=setup.patch_rows,
+            default_route=setup.route or _DSH_ROUTE,
+        )
+    )
+    settings = BridgeSettings(
+        state=state, route=setup.route, kernels=kernels or KernelSettings()
+    )
+    return Bridge(harness, settings, on_close=clean_up)
+
+
+async def scripted_model_bridge(
+    state: StateRoot, session: str, script: Script = run_fenced_python
+) -> Bridge:
+    """A bridge on the real harness whose model is a script on loopback."""
+    server = ModelServer(script)
+    await server.start()
+    setup = ModelSetup(
+        route=None,
+        credential=Credential("DEEPSEEK_API_KEY", "scripted"),
+        base_url=server.base_url,
+    )
+    return dsh_bridge(state, session, setup, on_close=server.close)
+
+
+async def try_harness(directory: Path) -> str:
+    """Start the real harness in a home below *directory*, end it, name it.
+
+    Raises:
+        HarnessError: It can not be started here.
+    """
+    bridge = await scripted_model_bridge(StateRoot(directory, "doctor"), "doctor")
+    try:
+        await bridge.start()
+        return bridge.harness.version
+    finally:
+        await bridge.close()
+
+
+class NotebookBridge:
+    """The bridge of a person's notebook: the harness starts at the first request.
+
+    Args:
+        state: The state root.
+        session: The person's root agent, and its session.
+        cwd: Where the notebook is.
+        choice: The children's model. Its key is read now, so that this process's
+            environment loses it; a missing one is told at the first request.
+    """
+
+    def __init__(
+        self, state: StateRoot, session: str, *, cwd: Path, choice: ModelChoice
+    ) -> None:
+        self._state = state
+        self._session = session
+        self._cwd = cwd
+        self._setup: ModelSetup | SetupError | None = None
+        if not choice.scripted:
+            try:
+                self._setup = choice.setup()
+            except SetupError as error:
+                self._setup = error
+        self._starting: asyncio.Task[Bridge] | None = None
+        self._door = Dispatcher({name: self._forward(name) for name in REQUEST_TYPES})
+
+    async def dispatch(self, request: Request, asker: Asker) -> OkReply | ErrorReply:
+        """Answer one request of the person's kernel."""
+        return await self._door.dispatch(request, asker)
+
+    async def close(self) -> None:
+        """End what was started, if anything was."""
+        if self._starting is not None:
+            with contextlib.suppress(HarnessError, SetupError):
+                await (await self._starting).close()
+
+    def _forward(self, name: str) -> Handler:
+        async def handler(payload: Any, context: RequestContext) -> Any:
+            bridge = await context.step(self._bridge())
+            return await bridge.handlers[name](payload, context)
+
+        return handler
+
+    async def _bridge(self) -> Bridge:
+        """The started bridge; concurrent first requests share one start."""
+        if self._starting is not None and _failed(self._starting):
+            self._starting = None
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> Bridge:
+        if isinstance(self._setup, SetupError):
+            raise self._setup
+        if self._setup is None:
+            bridge = await scripted_model_bridge(self._state, self._session)
+        else:
+            bridge = dsh_bridge(self._state, self._session, self._setup)
+        try:
+            await bridge.start()
+            await bridge.create_root(self._session, cwd=self._cwd, muted=True)
+        except BaseException:
+            await bridge.close()
+            raise
+        return bridge
+
+
+def _failed(task: "asyncio.Task[Bridge]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -23,6 +23,18 @@ class ManagedKernelApp(IPKernelApp):
         # word (reference performance.md 3.4). Peers join later, so it holds.
         self.iopub_thread.socket.sndhwm = 0
 
+    def init_kernel(self) -> None:
+        """Make the kernel; where a bridge leads its group, interrupt the group.
+
+        ipykernel signals only itself then, and a child that a cell waits for
+        would run on. The bridge ignores the signal.
+        """
+        super().init_kernel()
+        if os.name == "posix" and os.getpgrp() == os.getppid():
+            self.kernel._send_interrupt_children = lambda: os.killpg(
+                os.getpgrp(), signal.SIGINT
+            )
+
     def init_connection_file(self) -> None:
         """Read the connection file; refuse one without a key (design 3.12)."""
         super().init_connection_file()

@@ -1,5 +1,6 @@
 """Installs the kernel side into a shell: proxies, aliases, control handlers."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def install(shell: "InteractiveShell") -> None:
         "dsh_tools": DshTools(client),
     }
     names = {**proxies, "host_request": client.request, "HostError": HostError}
+    if generation:  # the specification's bootstrap, section 9
+        names["asyncio"] = asyncio
     # Not user_ns alone: hidden names stay out of %who and of "what changed".
     shell.push(names, interactive=False)
     aliases = tuple(proxies) if generation else ()

@@ -37,22 +37,26 @@ SYSTEM_VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelVariables:
-    """What a kernel is told about itself (specification 9)."""
+    """What a kernel is told about itself (specification 9).
+
+    *ipython_dir* None leaves IPython's own files where the person has them: in a
+    notebook their profile and history belong to them.
+    """
 
     session_dir: Path
-    ipython_dir: Path
+    ipython_dir: Path | None
     generation: str
     depth: int
     max_depth: int
 
     def as_environment(self) -> dict[str, str]:
         """The variables by name; they inform, the host checks again."""
-        return {
+        own = {} if self.ipython_dir is None else {"IPYTHONDIR": str(self.ipython_dir)}
+        return own | {
             "RLM_SESSION_DIR": str(self.session_dir),
             "RLM_GENERATION": self.generation,
             "RLM_DEPTH": str(self.depth),
             "RLM_MAX_DEPTH": str(self.max_depth),
-            "IPYTHONDIR": str(self.ipython_dir),
             "JPY_PARENT_PID": str(os.getpid()),
         }
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import sys
@@ -149,8 +150,9 @@ def _write_connection(directory: Path) -> Path:
 
 def _record(paths: SessionPaths, launched: KernelProcess) -> None:
     """Note who runs and where its sockets are, so that `doctor` finds leftovers."""
-    kernel = mark_of(launched.pid)
+    kernel, bridge = mark_of(launched.pid), mark_of(os.getpid())
     record = {
+        "bridge": bridge.as_json() if bridge else None,
         "sockets": str(launched.directory),
         "kernel": kernel.as_json() if kernel else None,
     }

@@ -7,6 +7,7 @@ from typing import Any
 from kernel_ext.wire.codes import ErrorCode
 
 from ..errors import HostBridgeError, KernelError
+from ..events import BridgeEvent, CellRan
 from ..harness.port import AgentInfo, PromptSection, ToolCall, ToolOutcome, ToolSpec
 from ..kernels.execution import ExecutionResult
 from ..kernels.kernel import KernelSpec
@@ -91,11 +92,16 @@ class IpythonTool:
     Args:
         kernels: The kernels of this bridge.
         spec_of: Where an agent's kernel works.
+        tell: Hears of each cell that ran.
     """
 
     def __init__(
-        self, kernels: KernelRegistry, spec_of: Callable[[AgentInfo], KernelSpec]
+        self,
+        kernels: KernelRegistry,
+        spec_of: Callable[[AgentInfo], KernelSpec],
+        tell: Callable[[BridgeEvent], None],
     ) -> None:
+        self._tell = tell
         self._kernels = kernels
         self._spec_of = spec_of
         self._generation_seen: dict[str, int] = {}
@@ -113,6 +119,7 @@ class IpythonTool:
             result = await self._execute(call, call.agent, code)
         except HostBridgeError as error:
             return _refusal(error.code, str(error))
+        self._tell(CellRan(agent_id=call.agent.id, result=result))
         text = self._notice(call.agent.id, result) + render(result)
         value: dict[str, Any] = {"text": text, **asdict(result)}
         if result.status == "ok":

@@ -1,0 +1,1 @@
+"""The command ``rlm-kernel``: one module per family of verbs."""

@@ -1,0 +1,43 @@
+"""Drives a run from a terminal: interrupts stop it, and what it cost is told."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .interrupts import stop_requests
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ..app import Bridge
+    from ..runs import RunOutcome
+
+__all__ = ("drive",)
+
+
+async def drive(
+    bridge: "Bridge", session: str, task: str, progress: Progress
+) -> "RunOutcome":
+    """Start *bridge*, give its root *task*, and wait for the end of everything.
+
+    The first ctrl-C stops the run in good order; the second one cancels us.
+
+    Raises:
+        HarnessError: See `Run.drive`; or the harness can not be started.
+    """
+    from ..runs import Run
+
+    stopping: list[asyncio.Task[None]] = []
+    run = Run(bridge.harness, bridge.agents, session)
+    bridge.listen(progress.on_event)
+    bridge.listen(run.on_event)
+
+    def stop() -> None:
+        progress.line("stopping; once more to leave at once")
+        stopping.append(asyncio.create_task(run.stop()))
+
+    with stop_requests(stop):
+        progress.line(f"starting {bridge.harness.version}")
+        await bridge.start()
+        progress.harness_is_up()
+        await bridge.create_root(session, cwd=Path.cwd())
+        return await run.drive(task)

@@ -1,0 +1,103 @@
+"""``rlm-kernel exec``: one cell in a managed kernel, under the scripted harness."""
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernel_ext.wire.codes import ErrorCode
+
+from ..errors import SetupError
+from .boundary import EXIT_ERROR, EXIT_STOPPED, print_json, run_command
+from .interrupts import stop_requests
+
+if TYPE_CHECKING:
+    from ..kernels.execution import ExecutionResult
+    from ..paths import SessionPaths
+
+__all__ = ("exec_cell",)
+
+
+def exec_cell(
+    code: Annotated[
+        str | None, typer.Argument(help="The cell; - or nothing reads it from stdin.")
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(help="Session id; its files stay. Without one they are removed."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result as JSON.")
+    ] = False,
+) -> None:
+    """Run one cell in a managed kernel. Exit 0 ok, 1 error, 130 stopped."""
+    result = run_command(_execute(code, session), as_json=as_json)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        _show(result)
+    if result.status != "ok":
+        raise typer.Exit(EXIT_ERROR if result.status == "error" else EXIT_STOPPED)
+
+
+async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
+    from ..app import scripted_bridge
+    from ..harness.script import run_fenced_python
+    from ..paths import StateRoot
+
+    cell = _read(code)
+    state = StateRoot.find()
+    paths = state.session(session or f"exec-{uuid.uuid4().hex[:12]}")
+    bridge = scripted_bridge(state, run_fenced_python)
+    cancelled = asyncio.Event()
+    try:
+        with stop_requests(cancelled.set):
+            await bridge.start()
+            person = await bridge.create_root(
+                paths.directory.name, cwd=Path.cwd(), muted=True
+            )
+            kernel = await bridge.kernel_of(person)
+            return await kernel.execute(cell, cancelled=cancelled)
+    finally:
+        await bridge.close()
+        if session is None:
+            _remove_if_empty(paths)
+
+
+def _read(code: str | None) -> str:
+    if code is not None and code != "-":
+        return code
+    if code is None and sys.stdin.isatty():
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            "there is no cell to run.",
+            next_step='rlm-kernel exec "6*7"',
+        )
+    return sys.stdin.read()
+
+
+def _remove_if_empty(paths: "SessionPaths") -> None:
+    """Remove a session that nobody named, unless its cell left files for others."""
+    with contextlib.suppress(OSError):
+        if not any(paths.exports.iterdir()):
+            shutil.rmtree(paths.directory)
+
+
+def _show(result: "ExecutionResult") -> None:
+    sys.stdout.write(result.stdout)
+    if result.result is not None:
+        sys.stdout.write(result.result + "\n")
+    sys.stderr.write(result.stderr)
+    if result.status == "aborted":
+        sys.stderr.write("Stopped.\n")
+    elif result.error is not None:
+        text = "\n".join(result.error.traceback)
+        sys.stderr.write(
+            (text or f"{result.error.name}: {result.error.message}") + "\n"
+        )

@@ -1,0 +1,99 @@
+"""The kernelspec's argv: start the kernel at once, then become its bridge."""
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from ..paths import SessionPaths, StateRoot
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Run a front end's kernel; end as it ends."""
+    parser = argparse.ArgumentParser(prog="python -m host_bridge.cli.kernel")
+    parser.add_argument("-f", dest="connection_file", type=Path, required=True)
+    arguments = parser.parse_args()
+    if os.name == "posix":
+        # Interrupts come as messages; a stray signal is the kernel's business.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from ..frontend import end_like
+
+    end_like(_run(arguments.connection_file))
+
+
+def _run(connection_file: Path) -> int:
+    import asyncio
+
+    from ..frontend import launch_kernel
+    from ..kernels.environment import KernelVariables, kernel_environment
+    from ..paths import StateRoot
+
+    state = StateRoot.find()
+    session = f"notebook-{secrets.token_hex(6)}"
+    paths = state.session(session).make()
+    variables = KernelVariables(
+        session_dir=paths.directory,
+        ipython_dir=None,
+        generation=f"1-{secrets.token_hex(8)}",
+        depth=0,
+        max_depth=1,
+    )
+    # Before the heavy imports: the kernel starts while the bridge loads.
+    process = launch_kernel(
+        connection_file, kernel_environment(variables), environ=os.environ
+    )
+    try:
+        return asyncio.run(
+            _serve(process, connection_file, state, session, variables.generation)
+        )
+    finally:
+        if process.poll() is None:
+            process.kill()
+        _remove_if_empty(paths)
+
+
+async def _serve(
+    process: "subprocess.Popen[bytes]",
+    connection_file: Path,
+    state: "StateRoot",
+    session: str,
+    generation: str,
+) -> int:
+    from ..app import NotebookBridge
+    from ..frontend import FrontEndKernel
+    from ..model import ModelChoice
+
+    bridge = NotebookBridge(
+        state, session, cwd=Path.cwd(), choice=ModelChoice.from_environment()
+    )
+    kernel = FrontEndKernel(
+        process,
+        connection_file,
+        agent_id=session,
+        generation=generation,
+        dispatch=bridge.dispatch,
+    )
+    try:
+        return await kernel.run()
+    finally:
+        await bridge.close()
+
+
+def _remove_if_empty(paths: "SessionPaths") -> None:
+    """Remove the session of a notebook that left no files in its exports."""
+    with contextlib.suppress(OSError):
+        if not any(paths.exports.iterdir()):
+            shutil.rmtree(paths.directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""A JSON-RPC 2.0 peer: one object a line, both ways, over a reader and a writer.
+
+Nothing here grows without a bound: lines, unsent bytes, open calls of either side.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from kernel_ext.wire.codes import ErrorCode
+from kernel_ext.wire.strict import PayloadError, check_json
+
+from ...errors import HarnessError, HostBridgeError
+
+__all__ = ("MAX_LINE_BYTES", "Link", "Serve", "encode_message")
+
+Serve = Callable[[str, Mapping[str, Any], asyncio.Event], Awaitable[Any]]
+"""``(method, params, cancelled) -> result``. It settles also when cancelled."""
+
+MAX_LINE_BYTES = 16 * 2**20
+"""One message. What is larger travels as a file."""
+
+_MAX_OPEN_CALLS = 1024
+"""Open calls of either side; a cell's requests are bounded far below."""
+
+_UNSENT_LINES = 4
+"""A peer that leaves this many of the largest lines unread is taken for dead."""
+
+_SETTLE_S = 2.0
+"""How long `close` waits for calls in work after they have been cancelled."""
+
+_PLUGIN_CODES = frozenset(
+    {
+        ErrorCode.AGENT_NOT_LIVE,
+        ErrorCode.CANCELLED,
+        ErrorCode.DEPTH_LIMIT,
+        ErrorCode.PAYLOAD_TOO_LARGE,
+        ErrorCode.REQUEST_SCOPE_CLOSED,
+        ErrorCode.UNSUPPORTED_REQUEST,
+    }
+)
+"""Codes that the peer may end a call with; any other is HOST_REQUEST_FAILED."""
+
+_log = logging.getLogger(__name__)
+
+
+def encode_message(message: Mapping[str, Any], *, max_bytes: int) -> bytes:
+    """One line for *message*.
+
+    Raises:
+        HarnessError: INVALID_ARGUMENT for what is no strict JSON,
+            PAYLOAD_TOO_LARGE for more than *max_bytes*.
+    """
+    try:
+        check_json(message, path="message")
+    except PayloadError as error:
+        raise HarnessError(ErrorCode.INVALID_ARGUMENT, str(error)) from error
+    text = json.dumps(
+        message, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    line = text.encode() + b"\n"
+    if len(line) > max_bytes:
+        raise HarnessError(
+            ErrorCode.PAYLOAD_TOO_LARGE,
+            f"a message of {len(line)} bytes exceeds the link's limit of {max_bytes}; "
+            "pass a file",
+        )
+    return line
+
+
+class Link:
+    """One end of a link.
+
+    Args:
+        reader: Its limit must be *max_line_bytes*.
+        writer: Closed by `close` and when the link is lost.
+        serve: Runs the peer's calls, each in a task of its own.
+        on_notify: Takes the peer's notifications in order; must not block or raise.
+        on_lost: Told once, with the reason, when the link ends without `close`.
+        max_line_bytes: The longest line of either side.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        serve: Serve,
+        on_notify: Callable[[str, Mapping[str, Any]], None],
+        on_lost: Callable[[str], None],
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._serve = serve
+        self._on_notify = on_notify
+        self._on_lost = on_lost
+        self._max_line_bytes = max_line_bytes
+        self._numbers = itertools.count(1)
+        self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._cancels: dict[str | int, asyncio.Event] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._lost: str | None = None
+        self._receiving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._receiving = asyncio.create_task(self._receive())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be sent or received any more."""
+        return self._lost is not None
+
+    # -- our calls ----------------------------------------------------------------
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> Any:
+        """Call the peer. When this task is cancelled, so is the call.
+
+        Raises:
+            HarnessError: HARNESS_LOST, TIMEOUT, TOO_MANY_REQUESTS, what
+                `encode_message` raises, or how the peer ended the call.
+        """
+        if len(self._pending) >= _MAX_OPEN_CALLS:
+            raise HarnessError(
+                ErrorCode.TOO_MANY_REQUESTS,
+                f"{_MAX_OPEN_CALLS} calls of the harness are open already",
+            )
+        call_id = f"b{next(self._numbers)}"
+        message = {"id": call_id, "method": method, "params": params}
+        line = self._encode(message)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[call_id] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(line)
+                return await answer
+        except TimeoutError:
+            self._cancel_call(call_id, "timeout")
+            raise HarnessError(
+                ErrorCode.TIMEOUT, f"{method} was not answered within {timeout_s:g} s"
+            ) from None
+        except asyncio.CancelledError:
+            self._cancel_call(call_id, "cancelled")
+            raise
+        finally:
+            del self._pending[call_id]
+
+    async def respond(self, call_id: str | int, result: Any) -> None:
+        """Answer a call that reached us before this link existed."""
+        await self._send(self._encode({"id": call_id, "result": result}))
+
+    def _cancel_call(self, call_id: str, reason: str) -> None:
+        params = {"id": call_id, "reason": reason}
+        line = self._encode({"method": "$/cancel", "params": params})
+        if self._lost is None:
+            self._writer.write(line)
+
+    # -- ending -------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the link: open calls fail, the peer's are cancelled and settle."""
+        self._lose("the host bridge closed the link", tell=False)
+        if self._work:
+            _, late = await asyncio.wait(self._work, timeout=_SETTLE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+
+    def _lose(self, reason: str, *, tell: bool = True) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(HarnessError(ErrorCode.HARNESS_LOST, reason))
+        for cancelled in self._cancels.values():
+            cancelled.set()
+        self._writer.close()
+        if tell:
+            self._on_lost(reason)
+
+    # -- receiving ----------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        reason = "the harness closed its link"
+        try:
+            while line := await self._reader.readline():
+                self._take(line)
+                # A full buffer would be worked off without a turn for others.
+                await asyncio.sleep(0)
+        except ValueError:
+            reason = f"the harness sent a line over {self._max_line_bytes} bytes"
+        except OSError as error:
+            reason = f"the link to the harness broke ({error.strerror or 'I/O error'})"
+        finally:
+            self._lose(reason)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            _log.warning("a line of the link that is no message was dropped")
+            return
+        problem = None
+        try:
+            check_json(message, path="message")
+        except PayloadError as error:
+            problem = str(error)
+        call_id, method = message.get("id"), message.get("method")
+        params = message.get("params")
+        params = params if isinstance(params, dict) else {}
+        if not isinstance(method, str):
+            self._settle(call_id, message, problem)
+        elif method == "$/cancel":
+            self._cancel_work(params.get("id"))
+        elif isinstance(call_id, str | int):
+            self._begin(call_id, method, params, problem)
+        elif problem is None:
+            self._on_notify(method, params)
+        else:
+            _log.warning("a notification was dropped: %s", problem)
+
+    def _settle(
+        self, call_id: Any, message: dict[str, Any], problem: str | None
+    ) -> None:
+        answer = self._pending.get(call_id) if isinstance(call_id, str) else None
+        if answer is None or answer.done():
+            return  # cancelled meanwhile, or never ours
+        if problem is not None:
+            text = f"the answer of the harness is not usable ({problem})"
+            answer.set_exception(HarnessError(ErrorCode.HOST_REQUEST_FAILED, text))
+        elif (error := message.get("error")) is not None:
+            answer.set_exception(_error_of(error))
+        else:
+            answer.set_result(message.get("result"))
+
+    # -- the peer's calls ---------------------------------------------------------
+
+    def _cancel_work(self, call_id: Any) -> None:
+        if isinstance(call_id, str | int) and (found := self._cancels.get(call_id)):
+            found.set()
+
+    def _begin(
+        self,
+        call_id: str | int,
+        method: str,
+        params: dict[str, Any],
+        problem: str | None,
+    ) -> None:
+        refusal = None
+        if problem is not None:
+            refusal = HarnessError(ErrorCode.INVALID_REQUEST, problem)
+        elif call_id in self._cancels:
+            refusal = HarnessError(ErrorCode.DUPLICATE_REQUEST, "this id is in work")
+        elif len(self._cancels) >= _MAX_OPEN_CALLS:
+            refusal = HarnessError(ErrorCode.TOO_MANY_REQUESTS, "too many open calls")
+        if refusal is not None:
+            work = self._answer(_error_message(call_id, refusal))
+        else:
+            self._cancels[call_id] = asyncio.Event()
+            work = self._run(call_id, method, params)
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _run(
+        self, call_id: str | int, method: str, params: Mapping[str, Any]
+    ) -> None:
+        try:
+            result = await self._serve(method, params, self._cancels[call_id])
+            line = self._encode({"id": call_id, "result": result})
+        except HostBridgeError as error:
+            line = self._encode(_error_message(call_id, error))
+        except Exception:  # noqa: BLE001  # the link's one boundary: a fault in serving a call must not leave the peer waiting
+            _log.exception("serving %s failed", method)
+            fault = HarnessError(
+                ErrorCode.INTERNAL, "the host bridge failed; see its log"
+            )
+            line = self._encode(_error_message(call_id, fault))
+        finally:
+            del self._cancels[call_id]
+        await self._write(line)
+
+    async def _answer(self, message: Mapping[str, Any]) -> None:
+        await self._write(self._encode(message))
+
+    # -- sending ------------------------------------------------------------------
+
+    def _encode(self, message: Mapping[str, Any]) -> bytes:
+        return encode_message(
+            {"jsonrpc": "2.0", **message}, max_bytes=self._max_line_bytes
+        )
+
+    async def _send(self, line: bytes) -> None:
+        """Write *line*, or say that the link is lost."""
+        await self._write(line)
+        if self._lost is not None:
+            raise HarnessError(ErrorCode.HARNESS_LOST, self._lost)
+
+    async def _write(self, line: bytes) -> None:
+        if self._lost is not None:
+            return
+        unsent = self._writer.transport.get_write_buffer_size()
+        if unsent > _UNSENT_LINES * self._max_line_bytes:
+            self._writer.transport.abort()
+            self._lose("the harness reads nothing from its link")
+            return
+        self._writer.write(line)
+        try:
+            await self._writer.drain()
+        except OSError:
+            self._lose("the harness closed its link")
+
+
+def _error_message(call_id: str | int, error: HostBridgeError) -> dict[str, Any]:
+    details = {"code": -32000, "message": str(error), "data": {"code": str(error.code)}}
+    return {"id": call_id, "error": details}
+
+
+def _error_of(error: Any) -> HarnessError:
+    details = error if isinstance(error, dict) else {}
+    data = details.get("data")
+    code = data.get("code") if isinstance(data, dict) else None
+    known = next((c for c in _PLUGIN_CODES if c == code), None)
+    text = str(details.get("message") or "the harness refused the operation")
+    return HarnessError(known or ErrorCode.HOST_REQUEST_FAILED, text)
