@@ -219,7 +219,7 @@ class AgentTree:
                 for agent in self._agents.values():
                     agent.is_live = agent.is_running = False
             case _:
-                return
+                pass
         self._touch()
 
     def _created(self, info: AgentInfo) -> None:

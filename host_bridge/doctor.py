@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -74,10 +73,6 @@ async def examine(
 
 def _python() -> Finding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return Finding(
-            topic="Python", level="fault", text=text, command="install Python 3.11 or newer"
-        )
     return Finding(topic="Python", level="ok", text=text)
 
 
@@ -209,5 +204,9 @@ async def _start_harness(start: StartHarness, scratch: Path) -> Finding:
 
 def _key() -> Finding:
     names = [n for n in ("DEEPSEEK_API_KEY", "OPENAI_API_KEY") if os.environ.get(n)]
-    text = f"found in {', '.join(names)}" if names else "none; demo and --scripted need none"
+    text = (
+        f"found in {', '.join(names)}"
+        if names
+        else "none; demo and --scripted need none"
+    )
     return Finding(topic="key", level="ok", text=text)

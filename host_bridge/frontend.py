@@ -161,7 +161,7 @@ async def _watch_parent(stop: asyncio.Event) -> None:
         return
     # The front end may start us through a process that does not stay.
     first = os.getppid()
-    while first == os.getppid():
+    while first == os.getppid():  # noqa: ASYNC110  # a parent's end is no event
         await asyncio.sleep(0.5)
     stop.set()
 

@@ -68,7 +68,7 @@ class ModelChoice:
         values = {name: environ.get(key) or None for name, key in _VARIABLES.items()}
         key_file = values.pop("key_file")
         return cls(
-            **values,  # type: ignore[arg-type]  # all of these are text
+            **values,
             key_file=Path(key_file) if key_file else None,
             scripted=environ.get("RLM_KERNEL_SCRIPTED") == "1",
         )

@@ -88,7 +88,7 @@ class Run:
                     self._failure = self._refusal(event)
             case ModelRequestFailed():
                 self._last_status = event.status
-                if _may_pass(event.status) and event.attempt > self._limits.max_retries:
+                if event.may_pass and event.attempt > self._limits.max_retries:
                     self._failure = HarnessError(
                         ErrorCode.MODEL_BUSY,
                         f"the model server stayed busy through {event.attempt} requests "
@@ -170,21 +170,26 @@ class Run:
     def _refusal(self, event: TurnEnded) -> HarnessError | None:
         if self._stopped:
             return None
-        status = self._last_status
-        if _may_pass(status) and status is not None:
-            return HarnessError(
-                ErrorCode.MODEL_BUSY,
-                f"the model server is busy ({status}): {event.error or 'no text'}",
-                next_step="try again later",
-            )
+        reason, remedy = _REFUSALS.get(
+            self._last_status or 0, ("the model request failed", "check the options")
+        )
+        told = (event.error or event.code or "no text")[:_MAX_TOLD_CHARS]
         return HarnessError(
             ErrorCode.MODEL_REFUSED,
-            f"the model request failed ({status or event.code or 'no status'}): "
-            f"{event.error or 'no text'}",
-            next_step="check --model, --base-url and the key",
+            f"{reason}.\nIt said: {told}",
+            next_step=remedy,
         )
 
 
-def _may_pass(status: int | None) -> bool:
-    """Whether the same request may succeed later: no answer, 429, or 5xx."""
-    return status is None or status == 429 or status >= 500
+_MAX_TOLD_CHARS = 300
+
+_REFUSALS = {
+    400: ("the model server refused the request (400)", "check --model and --base-url"),
+    401: ("the model server refused the key (401)", "check --key-env or --key-file"),
+    403: ("the model server refused the key (403)", "check --key-env or --key-file"),
+    404: (
+        "the model server does not know this model or address (404)",
+        "check --model and --base-url",
+    ),
+}
+"""What a status means to a person, and where to look."""

@@ -65,7 +65,7 @@ class Progress:
                 self.line(f"{label:<10} reported")
             case ChildEnded(agent_id=agent_id, stop_reason=reason):
                 self.line(f"{self._name(agent_id):<10} ended: {reason}")
-            case ModelRequestFailed():
+            case ModelRequestFailed(may_pass=True):
                 status = event.status or "no answer"
                 self.line(f"model server busy ({status}), retry {event.attempt}")
             case _:

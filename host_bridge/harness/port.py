@@ -217,6 +217,11 @@ class ModelRequestFailed:
     attempt: int
     message: str
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later: no answer, 429, or 5xx."""
+        return self.status is None or self.status == 429 or self.status >= 500
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessLost:

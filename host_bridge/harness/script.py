@@ -68,7 +68,9 @@ class Reply:
 
 Script = Callable[[Transcript], Reply]
 
-_FENCE = re.compile(r"```(?:python|py|ipython)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(
+    r"^(```|~~~)(?:python|py|ipython)?[ \t]*\n(.*?)^\1", re.DOTALL | re.MULTILINE
+)
 
 
 def run_fenced_python(transcript: Transcript) -> Reply:
@@ -85,4 +87,4 @@ def run_fenced_python(transcript: Transcript) -> Reply:
         )
     if results := transcript.tool_results:
         return Reply(text=results[-1])
-    return Reply(tool_uses=(ToolUse(name="ipython", arguments={"code": found[1]}),))
+    return Reply(tool_uses=(ToolUse(name="ipython", arguments={"code": found[2]}),))

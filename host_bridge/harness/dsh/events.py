@@ -1,5 +1,6 @@
 """From the plugin's words to the port's."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,21 @@ def _read_mail(data: Mapping[str, Any]) -> MailRead:
     return MailRead(agent_id=data["agentId"], mail=mail)
 
 
+def _read_request_failure(data: Mapping[str, Any]) -> ModelRequestFailed:
+    status = data["status"]
+    if status is None and (found := _LEADING_STATUS.match(data["message"])):
+        # The OpenAI-compatible route of DSH tells the status in its text alone.
+        status = int(found[1])
+    return ModelRequestFailed(
+        agent_id=data["agentId"],
+        status=status,
+        attempt=data["attempt"],
+        message=data["message"],
+    )
+
+
+_LEADING_STATUS = re.compile(r"([45]\d\d)\b")
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], HarnessEvent]] = {
     "created": lambda data: AgentCreated(agent=read_agent(data["agent"])),
     "disposed": lambda data: AgentDisposed(agent_id=data["agentId"]),
@@ -70,10 +86,5 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], HarnessEvent]] = {
         error=data["error"],
         code=data["code"],
     ),
-    "request-failed": lambda data: ModelRequestFailed(
-        agent_id=data["agentId"],
-        status=data["status"],
-        attempt=data["attempt"],
-        message=data["message"],
-    ),
+    "request-failed": _read_request_failure,
 }

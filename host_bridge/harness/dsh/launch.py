@@ -26,6 +26,9 @@ __all__ = (
 CHILD_PROVIDER = "rlm-spawn"
 """The subagent provider of our children; the built-in one may be configured away."""
 
+_MAX_ACTIVE_CHILDREN = 256
+"""Of one root. Line 0.2 stops at 8 by itself; line 0.1 has no limit and ignores it."""
+
 _PLUGIN = Path(__file__).parent / "plugin" / "rlm_bridge.mjs"
 _DISTRIBUTION = "deepseek-harness-runtime-bin"
 _INSTALL = 'pip install "rlm-kernel[dsh]"'
@@ -155,6 +158,7 @@ def build_patch(settings: DshSettings) -> bytes:
     ]
     rows: list[Mapping[str, Any]] = [
         *({"id": row, "disabled": True} for row in _UPLOADS),
+        {"id": "subagent", "config": {"maxActiveSubagents": _MAX_ACTIVE_CHILDREN}},
         *settings.extra_patch_rows,
         {"insert": inserted},
     ]

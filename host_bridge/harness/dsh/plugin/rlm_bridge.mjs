@@ -15,6 +15,9 @@ const MAX_UNSENT_BYTES = 4 * MAX_LINE_BYTES
 const MAX_EVENT_CHARS = 2 ** 20
 const HELLO_TIMEOUT_MS = 10_000
 const DISPOSE_TIMEOUT_MS = 5_000
+// Frozen: an aborted fetch puts a `stack` on its cause, and the session then can not
+// log the end of the turn.
+const CANCEL_CAUSE = Object.freeze({ kind: 'user' })
 
 // ---- the link ----------------------------------------------------------------------
 
@@ -245,7 +248,7 @@ function agentHandlers(ctx, muted, liveAgent) {
     },
     'agents/send': ({ agentId, text }) => { liveAgent(agentId).followup(userMessage(text)) },
     'agents/whenIdle': async ({ agentId }, signal) => { await Promise.race([liveAgent(agentId).whenIdle(), aborted(signal)]) },
-    'agents/cancel': ({ agentId }) => { liveAgent(agentId).cancel({ kind: 'user' }, { keepInbox: true }) },
+    'agents/cancel': ({ agentId }) => { liveAgent(agentId).cancel(CANCEL_CAUSE, { keepInbox: true }) },
     'agents/quiet': ({ agentId }) => {
       const agent = ctx.agents.get(agentId)
       return agent === undefined
@@ -313,25 +316,30 @@ function toolHandlers(ctx, open, liveAgent) {
 
 function tellEvents(ctx, emit, muted) {
   const attempts = new Map()
-  const parents = new Map()
+  const runs = new Map() // child id -> its run, as long as that has not ended
   ctx.on('agent/created', ({ agent }) => emit({ kind: 'created', agent: agentInfo(ctx, agent) }))
   ctx.on('agent/disposed', ({ agent }) => {
     const agentId = String(agent.id)
     muted.delete(agentId)
     attempts.delete(agentId)
-    emit({ kind: 'disposed', agentId })
+    const run = runs.get(agentId)
+    // The harness disposes of a child and then tells its end; we tell the end first.
+    if (run) run.disposed = true
+    else emit({ kind: 'disposed', agentId })
   })
   ctx.on('agent/status', ({ agent, status }) => emit({ kind: 'status', agentId: String(agent.id), status: status === 'idle' ? 'idle' : 'running' }))
-  // A child may be gone when its end is told; its parent is noted while it lives.
-  ctx.on('subagent/start', ({ runId, id }) => {
+  ctx.on('subagent/start', ({ id }) => {
     const child = ctx.agents.get(id)
-    if (child && parentOf(child) !== undefined) parents.set(runId, String(parentOf(child)))
+    // Children outside this process have no agent here, and are not told of.
+    if (child && parentOf(child) !== undefined) runs.set(String(id), { parentId: String(parentOf(child)), disposed: false })
   })
-  ctx.on('subagent/end', ({ runId, id, stopReason, lastAssistantMessage }) => {
-    const parentId = parents.get(runId)
-    parents.delete(runId)
-    // Children outside this process have no agent, and so no parent that we saw.
-    if (parentId !== undefined) emit({ kind: 'child-ended', agentId: String(id), parentId, stopReason, text: clip(textOf(lastAssistantMessage)) || null })
+  ctx.on('subagent/end', ({ id, stopReason, lastAssistantMessage }) => {
+    const agentId = String(id)
+    const run = runs.get(agentId)
+    if (!run) return
+    runs.delete(agentId)
+    emit({ kind: 'child-ended', agentId, parentId: run.parentId, stopReason, text: clip(textOf(lastAssistantMessage)) || null })
+    if (run.disposed) emit({ kind: 'disposed', agentId })
   })
   ctx.on('session/event', (session, { type, data }) => {
     const agentId = String(session.id)
