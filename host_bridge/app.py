@@ -144,9 +144,9 @@ class Bridge:
         )
 
     async def close(self) -> None:
-        """End kernels, then the harness: open tool calls settle first."""
-        await self.kernels.close()
+        """End the harness, which gives out the work, then the kernels that do it."""
         await self.harness.close()
+        await self.kernels.close()
         if self._on_close is not None:
             await self._on_close()
 

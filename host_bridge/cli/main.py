@@ -44,7 +44,7 @@ app.command("doctor")(run_doctor)
 
 
 @app.callback()
-def welcome(context: typer.Context) -> None:
+def _welcome(context: typer.Context) -> None:
     """A model in a persistent kernel; DeepSeek Harness runs its children."""
     if context.invoked_subcommand is None:
         say(_WELCOME)

@@ -123,19 +123,22 @@ class Attachment:
             except TimeoutError:
                 continue
 
+    def retire(self) -> None:
+        """Invalidate every request of this generation: its kernel has ended."""
+        self._is_current = False
+        for task in self._working.values():
+            task.cancel()
+
     async def close(self, *, drain_s: float) -> None:
         """Say goodbye, end the work that is open, and wait for it to end.
 
         Args:
             drain_s: The longest wait; what has not ended by then is left.
         """
-        self._is_current = False
+        self.retire()
         await self._hello(0.0)
-        tasks = list(self._working.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=drain_s)
+        if working := set(self._working.values()):
+            await asyncio.wait(working, timeout=drain_s)
 
     async def _hello(self, lease_s: float) -> None:
         message = AttachRequest(

@@ -66,6 +66,7 @@ class Kernel:
         self._cell: Cell | None = None
         self._turn = asyncio.Lock()
         self._dead = asyncio.create_task(process.process.wait())
+        self._dead.add_done_callback(lambda _: self._attachment.retire())
         self._tasks = [
             asyncio.create_task(pump)
             for pump in (

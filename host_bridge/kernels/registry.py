@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import secrets
 
-from ..errors import HostBridgeError
+from kernel_ext.wire.codes import ErrorCode
+
+from ..errors import HostBridgeError, KernelError
 from .attachment import Dispatch
 from .kernel import Kernel, KernelSettings, KernelSpec
 
@@ -24,13 +26,17 @@ class KernelRegistry:
         self._dispatch = dispatch
         self._starts: dict[str, asyncio.Task[Kernel]] = {}
         self._numbers: dict[str, int] = {}
+        self._is_closed = False
 
     async def kernel(self, spec: KernelSpec) -> Kernel:
         """The agent's live kernel; concurrent first calls share one start.
 
         Raises:
-            KernelError: It can not be started; the next call tries again.
+            KernelError: It can not be started; the next call tries again. After
+                `close` none is started.
         """
+        if self._is_closed:
+            raise KernelError(ErrorCode.KERNEL_START_FAILED, "the bridge is closing")
         task = self._starts.get(spec.agent_id)
         if task is None or _is_over(task):
             task = asyncio.create_task(self._start(spec, before=task))
@@ -52,7 +58,8 @@ class KernelRegistry:
         await _stop(task)
 
     async def close(self) -> None:
-        """End every kernel, all at the same time."""
+        """End every kernel, all at the same time; none starts after."""
+        self._is_closed = True
         await asyncio.gather(*(self.dispose(agent_id) for agent_id in [*self._starts]))
 
     async def _start(

@@ -20,6 +20,10 @@ ALLOWED: dict[tuple[str, str], str] = {
         "jupyter_client makes it, 0600, in the kernel's own socket directory: "
         "it lasts as long as one kernel process and nothing is rebuilt from it"
     ),
+    ("host_bridge/kernelspec.py", "write_text"): (
+        "a temporary file that jupyter_client copies to Jupyter's own place, where "
+        "the other users of an environment must be able to read it"
+    ),
 }
 """(module, call) -> why it may do what only the writer does elsewhere."""
 

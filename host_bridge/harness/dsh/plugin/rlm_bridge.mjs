@@ -327,7 +327,27 @@ function tellEvents(ctx, emit, muted) {
     if (run) run.disposed = true
     else emit({ kind: 'disposed', agentId })
   })
-  ctx.on('agent/status', ({ agent, status }) => emit({ kind: 'status', agentId: String(agent.id), status: status === 'idle' ? 'idle' : 'running' }))
+  // One event a message, so that no event can outgrow a line.
+  const tellMail = (agentId, messages) => {
+    for (const message of messages) emit({ kind: 'mail', agentId, mail: [mailOf(message)] })
+  }
+  // A rejected step ends the agent's driver, and what came since that step took its
+  // mail would wait for the next wake: a muted root takes it out of the inbox here.
+  const takeRest = agent => {
+    if (agent.status !== 'idle') return
+    for (const [target, waiting] of [['next-step', agent.inbox.nextStep], ['next-turn', agent.inbox.nextTurn]]) {
+      const messages = [...waiting]
+      if (messages.length === 0) continue
+      agent.inbox.splice(target, 0, messages.length, [])
+      tellMail(String(agent.id), messages)
+    }
+  }
+  ctx.on('agent/status', ({ agent, status }) => {
+    const agentId = String(agent.id)
+    emit({ kind: 'status', agentId, status: status === 'idle' ? 'idle' : 'running' })
+    // Not in the listener: the session takes no event while it tells one.
+    if (status === 'idle' && muted.has(agentId)) setImmediate(takeRest, agent)
+  })
   ctx.on('subagent/start', ({ id }) => {
     const child = ctx.agents.get(id)
     // Children outside this process have no agent here, and are not told of.
@@ -362,8 +382,7 @@ function tellEvents(ctx, emit, muted) {
   }, { prepend: true })
   ctx.on('agent/pre-step', ({ agent, messages }, next) => {
     const agentId = String(agent.id)
-    // One event a message, so that no event can outgrow a line.
-    for (const message of messages) emit({ kind: 'mail', agentId, mail: [mailOf(message)] })
+    tellMail(agentId, messages)
     return muted.has(agentId) ? Promise.resolve({ kind: 'reject' }) : next()
   }, { prepend: true })
 }
