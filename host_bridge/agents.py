@@ -38,7 +38,8 @@ class Agent:
     """One agent as the bridge knows it.
 
     *admitted* tells children that a cell asked for from those that the harness
-    made by itself (its own delegation tools).
+    made by itself (its own delegation tools). *is_lost*: the harness is gone, no
+    event of this agent comes any more.
     """
 
     info: AgentInfo
@@ -46,6 +47,7 @@ class Agent:
     admitted: bool = False
     is_running: bool = False
     is_live: bool = True
+    is_lost: bool = False
     reports: list[str] = field(default_factory=list)
     endings: int = 0
     notices_read: int = 0
@@ -61,7 +63,7 @@ class Agent:
         """
         if self.is_running:
             return False
-        if not self.admitted:
+        if not self.admitted or self.is_lost:
             return True
         if self.endings == 0:
             return not self.is_live
@@ -70,9 +72,10 @@ class Agent:
     @property
     def status(self) -> Literal["running", "completed", "error"]:
         """The status that `rlm.list_subagents` shows (section 11.3)."""
-        if self.is_running or (self.admitted and self.endings == 0):
+        if self.is_running or (self.admitted and self.endings == 0 and self.is_live):
             return "running"
-        return "error" if self.stop_reason == "error" else "completed"
+        failed = self.stop_reason == "error" or (self.admitted and self.endings == 0)
+        return "error" if failed else "completed"
 
 
 class AgentTree:
@@ -101,6 +104,10 @@ class AgentTree:
         if agent is None:
             raise RequestError(ErrorCode.AGENT_NOT_LIVE, "this agent is not known here")
         return agent
+
+    def everyone(self) -> list[Agent]:
+        """Every agent that was ever here, in order of appearance."""
+        return list(self._agents.values())
 
     def children(self, parent_id: str) -> list[Agent]:
         """Direct children in order of appearance."""
@@ -160,10 +167,10 @@ class AgentTree:
             label = f"rlm-{number}"
         else:
             label = name.strip()
-            if not label or len(label) > _MAX_LABEL_CHARS:
+            if not label or len(label) > _MAX_LABEL_CHARS or not label.isprintable():
                 raise RequestError(
                     ErrorCode.INVALID_ARGUMENT,
-                    f"name must have 1 to {_MAX_LABEL_CHARS} characters",
+                    f"name must have 1 to {_MAX_LABEL_CHARS} printable characters",
                 )
             if label in taken:
                 raise RequestError(
@@ -218,6 +225,7 @@ class AgentTree:
                 self._lost = message
                 for agent in self._agents.values():
                     agent.is_live = agent.is_running = False
+                    agent.is_lost = True
             case _:
                 pass
         self._touch()

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from kernel_ext.wire.messages import REQUEST_TYPES
 from .agents import AgentTree
 from .credentials import Credential, close_to_other_processes
 from .demo.model_server import ModelServer
-from .durable import make_private_directory
+from .durable import make_private_directory, publish
 from .errors import HarnessError, SetupError
-from .events import BridgeEvent
+from .events import BridgeEvent, redacted
 from .harness.dsh.adapter import DshHarness, DshSettings
-from .harness.port import AgentInfo, Harness, HarnessEvent, Registration, Route
+from .harness.port import (
+    AgentInfo,
+    Harness,
+    HarnessEvent,
+    HarnessLost,
+    Registration,
+    Route,
+)
 from .harness.script import Script, run_fenced_python
 from .harness.scripted import ScriptedHarness
 from .kernels.attachment import Asker
@@ -27,6 +36,7 @@ from .kernels.kernel import Kernel, KernelSettings, KernelSpec
 from .kernels.registry import KernelRegistry
 from .model import ModelChoice, ModelSetup
 from .paths import StateRoot
+from .processes import mark_of
 from .requests.agent_message import AgentMessageRequests
 from .requests.context import RequestContext
 from .requests.dispatcher import Dispatcher, Handler
@@ -69,6 +79,7 @@ class Bridge:
     Args:
         harness: Runs model loops; not started yet.
         settings: Bounds and places.
+        redact: Takes the key out of a text of the model's or of the harness's.
         on_close: Awaited last, for what was made for this bridge alone.
     """
 
@@ -77,10 +88,12 @@ class Bridge:
         harness: Harness,
         settings: BridgeSettings,
         *,
+        redact: Callable[[str], str] = str,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.harness = harness
         self.settings = settings
+        self.redact = redact
         self._on_close = on_close
         self._listeners: list[EventListener] = []
         self.agents = AgentTree(tell=self._tell)
@@ -92,8 +105,8 @@ class Bridge:
             **AgentMessageRequests(self.agents, harness).handlers,
             **DshToolsRequests(harness).handlers,
         }
-        dispatcher = Dispatcher(self.handlers)
-        self.kernels = KernelRegistry(settings.kernels, dispatch=dispatcher.dispatch)
+        self._dispatcher = Dispatcher(self.handlers)
+        self.kernels = KernelRegistry(settings.kernels, dispatch=self.dispatch)
         self._ipython = ipython.IpythonTool(self.kernels, self.spec_of, self._tell)
 
     async def start(self) -> None:
@@ -123,7 +136,7 @@ class Bridge:
         Raises:
             HarnessError: The harness refuses, or advertises no model.
         """
-        route = self.settings.route or await self._first_route()
+        route = await self._route()
         info = await self.harness.create_root(
             agent_id=agent_id, cwd=str(cwd), route=route, muted=muted
         )
@@ -143,22 +156,48 @@ class Bridge:
             paths=self.settings.state.session(agent.id),
         )
 
+    async def dispatch(self, request: Request, asker: Asker) -> OkReply | ErrorReply:
+        """Answer one request of a kernel."""
+        reply = await self._dispatcher.dispatch(request, asker)
+        if isinstance(reply, ErrorReply):
+            return replace(reply, error=self.redact(reply.error))
+        return reply
+
     async def close(self) -> None:
-        """End the harness, which gives out the work, then the kernels that do it."""
+        """End the harness, which gives out the work, then the kernels that do it.
+
+        The sessions of children that left no files go with them.
+        """
         await self.harness.close()
         await self.kernels.close()
+        for agent in self.agents.everyone():
+            if agent.info.parent_id is not None:
+                paths = self.settings.state.session(agent.info.id)
+                await asyncio.to_thread(paths.remove_if_empty)
         if self._on_close is not None:
             await self._on_close()
 
-    async def _first_route(self) -> Route:
+    async def _route(self) -> Route:
+        """The chosen model, else the first that the harness advertises.
+
+        Of a known provider it may be any: lists of models are not complete.
+        """
         advertised = await self.harness.advertised_models()
-        if not advertised:
-            raise HarnessError(
-                ErrorCode.MODEL_UNAVAILABLE, "the harness advertises no model"
-            )
-        return advertised[0]
+        chosen = self.settings.route
+        if chosen is not None and chosen.provider in {r.provider for r in advertised}:
+            return chosen
+        if chosen is None and advertised:
+            return advertised[0]
+        wanted = f"no provider of {chosen.selector}" if chosen else "no model"
+        known = ", ".join(route.selector for route in advertised[:5])
+        raise HarnessError(
+            ErrorCode.MODEL_UNAVAILABLE,
+            f"the harness has {wanted}; it has: {known or 'none'}.",
+            next_step="rlm-kernel run --help",
+        )
 
     def _on_event(self, event: HarnessEvent) -> None:
+        event = redacted(event, self.redact)
         self.agents.apply(event)
         self._tell(event)
 
@@ -207,20 +246,29 @@ def dsh_bridge(
         if on_close is not None:
             await on_close()
 
+    owner = mark_of(os.getpid())
+    make_private_directory(home)
+    if owner is not None:
+        # For `doctor`: whose home this is, should we not come to remove it.
+        publish(home / "owner.json", json.dumps(owner.as_json()).encode())
     harness = DshHarness(
         DshSettings(
-            home=make_private_directory(home),
+            home=home,
             workspace=home,
             base_url=setup.base_url,
             credentials=setup.credential.as_dsh_file(),
             extra_patch_rows=setup.patch_rows,
-            default_route=setup.route or _DSH_ROUTE,
+            # A provider of the person's choice may be unknown: `create_root` says so.
+            default_route=setup.route
+            if setup.route and setup.patch_rows
+            else _DSH_ROUTE,
         )
     )
     settings = BridgeSettings(
         state=state, route=setup.route, kernels=kernels or KernelSettings()
     )
-    return Bridge(harness, settings, on_close=clean_up)
+    redact = setup.credential.redact
+    return Bridge(harness, settings, redact=redact, on_close=clean_up)
 
 
 async def scripted_model_bridge(
@@ -231,7 +279,7 @@ async def scripted_model_bridge(
     await server.start()
     setup = ModelSetup(
         route=None,
-        credential=Credential("DEEPSEEK_API_KEY", "scripted"),
+        credential=Credential.placeholder("DEEPSEEK_API_KEY", "scripted"),
         base_url=server.base_url,
     )
     return dsh_bridge(state, session, setup, on_close=server.close)
@@ -254,6 +302,9 @@ async def try_harness(directory: Path) -> str:
 class NotebookBridge:
     """The bridge of a person's notebook: the harness starts at the first request.
 
+    A harness that is lost is replaced at the next one; what its children reported
+    can still be read.
+
     Args:
         state: The state root.
         session: The person's root agent, and its session.
@@ -275,6 +326,7 @@ class NotebookBridge:
             except SetupError as error:
                 self._setup = error
         self._starting: asyncio.Task[Bridge] | None = None
+        self._lost: list[Bridge] = []
         self._door = Dispatcher({name: self._forward(name) for name in REQUEST_TYPES})
 
     async def dispatch(self, request: Request, asker: Asker) -> OkReply | ErrorReply:
@@ -283,16 +335,31 @@ class NotebookBridge:
 
     async def close(self) -> None:
         """End what was started, if anything was."""
-        if self._starting is not None:
-            with contextlib.suppress(HarnessError, SetupError):
-                await (await self._starting).close()
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()  # no effect on a start that is done
+            with contextlib.suppress(HarnessError, SetupError, asyncio.CancelledError):
+                await (await starting).close()
+        for bridge in self._lost:
+            await bridge.close()
 
     def _forward(self, name: str) -> Handler:
         async def handler(payload: Any, context: RequestContext) -> Any:
-            bridge = await context.step(self._bridge())
+            bridge = self._former(payload, context)
+            if bridge is None:
+                bridge = await context.step(self._bridge())
             return await bridge.handlers[name](payload, context)
 
         return handler
+
+    def _former(self, payload: Any, context: RequestContext) -> Bridge | None:
+        """The lost bridge whose child is asked about, if it is one."""
+        child_id = getattr(payload, "rlm_child_id", None)
+        for bridge in self._lost:
+            children = bridge.agents.children(context.agent_id)
+            if any(child.info.id == child_id for child in children):
+                return bridge
+        return None
 
     async def _bridge(self) -> Bridge:
         """The started bridge; concurrent first requests share one start."""
@@ -305,12 +372,21 @@ class NotebookBridge:
     async def _start(self) -> Bridge:
         if isinstance(self._setup, SetupError):
             raise self._setup
+        for former in self._lost:
+            await former.close()
         if self._setup is None:
             bridge = await scripted_model_bridge(self._state, self._session)
         else:
             bridge = dsh_bridge(self._state, self._session, self._setup)
+
+        def on_event(event: HarnessEvent | BridgeEvent) -> None:
+            if isinstance(event, HarnessLost):
+                self._lost.append(bridge)
+                self._starting = None
+
         try:
             await bridge.start()
+            bridge.listen(on_event)
             await bridge.create_root(self._session, cwd=self._cwd, muted=True)
         except BaseException:
             await bridge.close()

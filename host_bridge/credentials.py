@@ -3,10 +3,12 @@
 import ctypes
 import json
 import os
+import shlex
 import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from kernel_ext.wire.codes import ErrorCode
 
@@ -15,6 +17,9 @@ from .errors import SetupError
 __all__ = ("Credential", "close_to_other_processes", "read_credential")
 
 _PR_SET_DUMPABLE = 4
+_REDACTED = "[credential]"
+_MIN_SECRET_CHARS = 6
+"""What is shorter stands in ordinary words, and protects nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,21 @@ class Credential:
 
     name: str
     _value: str = field(repr=False)
+    is_secret: bool = True
+
+    @classmethod
+    def placeholder(cls, name: str, value: str) -> "Credential":
+        """What a harness gets that asks for a key where there is none."""
+        return cls(name, value, is_secret=False)
+
+    def redact(self, text: str) -> str:
+        """*text* without the key, as it is or as JSON and URLs write it."""
+        if not self.is_secret or len(self._value) < _MIN_SECRET_CHARS:
+            return text
+        forms = {self._value, json.dumps(self._value)[1:-1], quote(self._value, "")}
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, _REDACTED)
+        return text
 
     def as_dsh_file(self) -> bytes:
         """The content of DSH's credentials file; JSON is YAML too."""
@@ -44,12 +64,22 @@ def read_credential(
         The key; None where neither has one.
 
     Raises:
-        SetupError: CONFIG_INVALID; the file is missing, empty or readable by others.
+        SetupError: CONFIG_INVALID; the file is missing, empty or readable by others,
+            or what stands there is no key.
     """
     from_environment = os.environ.get(variable, "").strip()
     _erase(variable)
     value = _from_file(file) if file is not None else from_environment
-    return Credential(name, value) if value else None
+    if not value:
+        return None
+    if not value.isascii() or not value.isprintable() or " " in value:
+        # No HTTP header can carry it, and it is most likely something else.
+        place = f"the key file {file}" if file is not None else variable
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            f"{place} holds no key: a key is one word of ASCII.",
+        )
+    return Credential(name, value)
 
 
 def close_to_other_processes() -> None:
@@ -73,7 +103,7 @@ def _from_file(file: Path) -> str:
         raise SetupError(
             ErrorCode.CONFIG_INVALID,
             f"others can read the key file {file}.",
-            next_step=f"chmod 600 {file}",
+            next_step=f"chmod 600 {shlex.quote(str(file))}",
         )
     if not value:
         raise SetupError(ErrorCode.CONFIG_INVALID, f"the key file {file} is empty.")

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ async def examine(
             _state_root(state),
             await _kernel(Path(scratch)),
             *_leftovers(state),
+            *_homes(state),
         ]
         if deep and start_harness is not None:
             findings.append(await _start_harness(start_harness, Path(scratch)))
@@ -183,10 +185,31 @@ def _leftovers(state: StateRoot) -> list[Finding]:
                 topic="leftovers",
                 level="note",
                 text=f"{len(sockets)} socket directories of ended bridges",
-                command=f"rm -r {' '.join(sockets)}",
+                command=f"rm -r {shlex.join(sockets)}",
             )
         )
     return findings or [Finding(topic="leftovers", level="ok", text="none")]
+
+
+def _homes(state: StateRoot) -> list[Finding]:
+    """Homes of a harness whose bridge is gone: a key can be in them."""
+    left = []
+    for record in sorted(state.dsh.glob("*/owner.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            owner = ProcessMark.from_json(json.loads(record.read_text("utf-8")))
+            if not owner.is_alive:
+                left.append(str(record.parent))
+    if not left:
+        return []
+    text = f"{len(left)} homes of ended harnesses; a key can be in them"
+    return [
+        Finding(
+            topic="leftovers",
+            level="note",
+            text=text,
+            command=f"rm -r {shlex.join(left)}",
+        )
+    ]
 
 
 async def _start_harness(start: StartHarness, scratch: Path) -> Finding:

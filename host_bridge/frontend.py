@@ -16,8 +16,12 @@ from pathlib import Path
 
 from .kernels.attachment import Attachment, Dispatch
 from .kernels.channels import Channels
+from .processes import mark_of
 
 __all__ = ("FrontEndKernel", "end_like", "launch_kernel")
+
+_LOOK_S = 0.5
+"""How often the front end is looked for; a process that is no child tells no end."""
 
 _PASSED_ON = (
     "JPY_SESSION_NAME",
@@ -159,10 +163,11 @@ async def _watch_parent(stop: asyncio.Event) -> None:
     parent = int(os.environ.get("JPY_PARENT_PID") or 0)
     if parent <= 1 or os.name != "posix":
         return
-    # The front end may start us through a process that does not stay.
-    first = os.getppid()
-    while first == os.getppid():  # noqa: ASYNC110  # a parent's end is no event
-        await asyncio.sleep(0.5)
+    # It may start us through a process that does not stay: its own end counts,
+    # and our parent's only where the front end can not be seen from here.
+    front_end, first = mark_of(parent), os.getppid()
+    while front_end.is_alive if front_end else os.getppid() == first:  # noqa: ASYNC110  # no event tells it
+        await asyncio.sleep(_LOOK_S)
     stop.set()
 
 

@@ -109,31 +109,23 @@ class ModelChoice:
         return ModelSetup(route=route, credential=credential)
 
     def _server(self) -> ModelSetup:
-        url = urlsplit(self.base_url or "")
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise SetupError(
-                ErrorCode.CONFIG_INVALID,
-                f"--base-url must be an http or https address, not {self.base_url!r}.",
-            )
-        if url.username or url.password:
-            raise SetupError(
-                ErrorCode.CONFIG_INVALID,
-                "--base-url must not hold a user or a password.",
-            )
+        host = _host(self.base_url or "")
         if not self.model:
             raise SetupError(
                 ErrorCode.CONFIG_INVALID,
                 "--base-url needs --model, the name that the server has for it.",
             )
         credential = self._credential(_SERVER_KEY, default_variable="OPENAI_API_KEY")
-        if credential is None and url.hostname in _LOOPBACK:
+        if credential is None and host in _LOOPBACK:
             # A local server asks for no key, but the harness refuses to go without.
-            credential = Credential(_SERVER_KEY, "none")
+            credential = Credential.placeholder(_SERVER_KEY, "none")
         if credential is None:
             variable = self.key_variable or "OPENAI_API_KEY"
             raise SetupError(
                 ErrorCode.MODEL_NOT_CONFIGURED,
-                f"no key for {url.hostname}: set {variable}, or use --key-file.",
+                f"no key for {host}: set {variable} before you start, name a file with "
+                "--key-file, or use the scripted model (--scripted).",
+                next_step="rlm-kernel run --help",
             )
         row = {
             "id": "llm-pi-ai",
@@ -170,3 +162,34 @@ class ModelChoice:
         return read_credential(
             name, variable=self.key_variable or default_variable, file=self.key_file
         )
+
+
+def _host(address: str) -> str:
+    """The host of a server's address.
+
+    Raises:
+        SetupError: CONFIG_INVALID; no client could use it. The text never holds it
+            where it holds a password.
+    """
+    try:
+        url = urlsplit(address)
+        host, _ = url.hostname, url.port  # each raises for nonsense of its own
+    except ValueError:
+        host, url = None, urlsplit("")
+    if url.username or url.password:
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID, "--base-url must not hold a user or a password."
+        )
+    is_plain = address.isascii() and address.isprintable() and " " not in address
+    if not host or not is_plain or url.scheme not in ("http", "https"):
+        shown = "that one" if "@" in address else repr(address)
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            f"--base-url must be an http or https address, not {shown}.",
+        )
+    if url.query or url.fragment:
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            "--base-url must end before any ? or #: paths are added to it.",
+        )
+    return host

@@ -1,8 +1,10 @@
 """Where things live: the state root, a session's directory, the socket directory."""
 
+import contextlib
 import os
 import re
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +24,8 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _MAX_SOCKET_PATH_BYTES = 103
 """What macOS allows for a unix socket's path, less its NUL; Linux allows 107."""
+
+_LAST_RESORT = "/tmp"  # noqa: S108  # a 0700 directory of this user is made in it, and its owner is checked
 
 
 def check_session_id(session_id: str) -> str:
@@ -65,6 +69,13 @@ class SessionPaths:
         for directory in (self.directory, self.exports, self.ipython):
             make_private_directory(directory)
         return self
+
+    def remove_if_empty(self) -> bool:
+        """Remove the session unless its cells left files for others."""
+        with contextlib.suppress(OSError):
+            if not any(self.exports.iterdir()):
+                shutil.rmtree(self.directory)
+        return not self.directory.exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +133,19 @@ def new_socket_directory(environ: Mapping[str, str] = os.environ) -> Path:
         for base in (
             environ.get("XDG_RUNTIME_DIR", ""),
             tempfile.gettempdir(),
-            "/tmp",  # noqa: S108  # a 0700 directory of this user is made in it, and its owner is checked
+            _LAST_RESORT,
         )
-        if base
+        # A place of the system's is used as it is, never made by us.
+        if base and Path(base).is_absolute()
     ]
     tried = []
     for base in bases:
         directory = base / secrets.token_hex(4)
         if len(os.fsencode(directory / "bridge.sock")) > _MAX_SOCKET_PATH_BYTES:
             tried.append(f"{base} (too long)")
+            continue
+        if not base.parent.is_dir():
+            tried.append(f"{base.parent} (not there)")
             continue
         try:
             make_private_directory(base)

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
-__all__ = ("ProcessMark", "descendants", "end_processes", "mark_of")
+__all__ = ("ProcessMark", "carriers", "descendants", "end_processes", "mark_of")
+
+_KILL_WAIT_S = 2.0
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,22 @@ def descendants(pid: int) -> list[ProcessMark]:
     return []
 
 
+def carriers(name: str, value: str) -> list[ProcessMark]:
+    """Every live process that was started with *name*=*value* in its environment.
+
+    Finds what has left the tree of the process that started it: children of one
+    that was killed, and those that a shell put into the background. A process
+    that was given an empty environment is not found.
+    """
+    found = []
+    for process in psutil.process_iter():
+        # Other people's processes, and those that end meanwhile, are not ours.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and (mark := mark_of(process.pid)):
+                found.append(mark)
+    return found
+
+
 async def end_processes(marks: Iterable[ProcessMark], *, grace_s: float) -> None:
     """Ask these processes to end, then end them; waits for it.
 
@@ -69,13 +89,29 @@ async def end_processes(marks: Iterable[ProcessMark], *, grace_s: float) -> None
         marks: Processes that we or ours started.
         grace_s: Seconds between asking and killing; 0 kills at once.
     """
-    living = [process for mark in marks if (process := mark.process())]
+    living = {mark for mark in marks if mark.is_alive}
     if grace_s > 0:
-        for process in living:
-            with contextlib.suppress(psutil.Error):
-                process.terminate()
-        _, living = await asyncio.to_thread(psutil.wait_procs, living, grace_s)
-    for process in living:
+        for mark in living:
+            _signal(mark, "terminate")
+        living = await _still_alive(living, grace_s)
+    for mark in living:
+        _signal(mark, "kill")
+    await _still_alive(living, _KILL_WAIT_S)
+
+
+def _signal(mark: ProcessMark, method: Literal["terminate", "kill"]) -> None:
+    if process := mark.process():
         with contextlib.suppress(psutil.Error):
-            process.kill()
-    await asyncio.to_thread(psutil.wait_procs, living, 2.0)
+            getattr(process, method)()
+
+
+async def _still_alive(marks: set[ProcessMark], limit_s: float) -> set[ProcessMark]:
+    """Those that have not ended within *limit_s*.
+
+    One that nobody has reaped yet has ended: that is its parent's affair, and in
+    a container without an init it may take for ever.
+    """
+    end = time.monotonic() + limit_s
+    while (living := {m for m in marks if m.is_alive}) and time.monotonic() < end:
+        await asyncio.sleep(_POLL_S)
+    return living

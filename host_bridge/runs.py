@@ -14,6 +14,7 @@ from .agents import AgentTree
 from .errors import HarnessError
 from .events import BridgeEvent
 from .harness.port import (
+    AgentStatusChanged,
     AssistantText,
     Harness,
     HarnessEvent,
@@ -73,33 +74,39 @@ class Run:
         self._limits = limits or RunLimits()
         self._answer = ""
         self._turns = 0
-        self._last_status: int | None = None
+        self._unanswered: dict[str, ModelRequestFailed] = {}
         self._failure: HarnessError | None = None
         self._stopped = False
+        self._has_task = False
+        self._must_cancel = False
+        self._changed = asyncio.Event()
 
     def on_event(self, event: HarnessEvent | BridgeEvent) -> None:
         """Take one event."""
+        self._changed.set()
         match event:
-            case AssistantText(agent_id=self._root_id, text=text):
-                self._answer = text
+            case AssistantText(agent_id=agent_id, text=text):
+                self._unanswered.pop(agent_id, None)
+                if agent_id == self._root_id:
+                    self._answer = text
+            case AgentStatusChanged(agent_id=self._root_id, status="running"):
+                # A turn that begins after all was cancelled is cancelled too.
+                self._must_cancel = self._stopped
             case TurnEnded(agent_id=self._root_id):
                 self._turns += 1
-                if event.reason == "error" and self._failure is None:
-                    self._failure = self._refusal(event)
+                if event.reason == "error" and not self._stopped:
+                    self._fail(_refusal(event, self._unanswered.get(event.agent_id)))
             case ModelRequestFailed():
-                self._last_status = event.status
+                self._unanswered[event.agent_id] = event
                 if event.may_pass and event.attempt > self._limits.max_retries:
-                    self._failure = HarnessError(
-                        ErrorCode.MODEL_BUSY,
-                        f"the model server stayed busy through {event.attempt} requests "
-                        f"(last: {event.status or 'no answer'}).",
-                        next_step="try again later",
-                    )
+                    self._fail(_busy(event))
             case HarnessLost(message=message):
-                self._failure = HarnessError(
-                    ErrorCode.HARNESS_LOST,
-                    f"the harness ended in the middle of the run: {message}",
-                    next_step="rlm-kernel doctor --deep",
+                self._fail(
+                    HarnessError(
+                        ErrorCode.HARNESS_LOST,
+                        f"the harness ended in the middle of the run: {message}",
+                        next_step="rlm-kernel doctor --deep",
+                    )
                 )
 
     async def drive(self, task: str) -> RunOutcome:
@@ -109,45 +116,68 @@ class Run:
             HarnessError: MODEL_REFUSED, MODEL_BUSY, HARNESS_LOST, or TIMEOUT
                 with the names of the children that did not end.
         """
-        await self._harness.send(self._root_id, task)
-        while not await self._is_over():
-            await self._next_change()
-            if self._failure is not None:
-                await self._cancel_all()
-                raise self._failure
+        try:
+            if self._stopped:
+                return self._outcome()
+            await self._harness.send(self._root_id, task)
+            self._has_task = True
+            self._must_cancel = self._stopped
+            while not await self._is_over():
+                await self._next_change()
+        except HarnessError as error:
+            # What the harness told of its end says more than the call that met it.
+            raise self._failure or error from None
         return self._outcome()
 
     async def stop(self) -> None:
-        """Abort the root and all that it began; `drive` then returns."""
+        """Abort the root and all that it began; `drive` then returns.
+
+        Before `drive`, or while it begins: the root gets no turn of its own.
+        """
         self._stopped = True
-        await self._cancel_all()
+        self._changed.set()
+        if self._has_task:
+            await self._cancel_all()
 
     async def _is_over(self) -> bool:
-        if not self._looks_over():
+        # What comes while the harness is asked must be looked at once more.
+        self._changed.clear()
+        if self._failure is not None or self._must_cancel:
+            self._must_cancel = False
+            await self._cancel_all()
+        if self._failure is not None:
+            raise self._failure
+        if self._turns == 0 or self._agents.get(self._root_id).is_running:
+            return False
+        if self._stopped:
+            return True
+        if self._agents.unsettled(self._root_id):
             return False
         # Asked of the harness itself: mail on its way wakes the root again.
         quiet = await self._harness.is_quiet(self._root_id)
-        return quiet and self._looks_over()
-
-    def _looks_over(self) -> bool:
-        if self._turns == 0 or self._agents.get(self._root_id).is_running:
-            return False
-        return self._stopped or not self._agents.unsettled(self._root_id)
+        return quiet and not self._changed.is_set()
 
     async def _next_change(self) -> None:
         waiting = self._agents.unsettled(self._root_id)
-        only_children = waiting and not self._agents.get(self._root_id).is_running
-        limit_s = self._limits.silence_s if only_children else None
+        root_runs = self._turns == 0 or self._agents.get(self._root_id).is_running
+        limit_s = None if root_runs else self._limits.silence_s
         try:
             async with asyncio.timeout(limit_s):
-                await self._agents.change()
+                await self._changed.wait()
         except TimeoutError:
-            labels = ", ".join(agent.label for agent in waiting)
-            self._failure = HarnessError(
-                ErrorCode.TIMEOUT,
-                f"nothing was heard for {limit_s:g} s from: {labels}",
-                next_step="run again with fewer or smaller children",
+            labels = ", ".join(agent.label for agent in waiting) or "the root"
+            self._fail(
+                HarnessError(
+                    ErrorCode.TIMEOUT,
+                    f"nothing was heard for {limit_s:g} s from: {labels}",
+                    next_step="run again with fewer or smaller children",
+                )
             )
+
+    def _fail(self, failure: HarnessError) -> None:
+        """Keep the first failure: what follows from it says less."""
+        self._failure = self._failure or failure
+        self._changed.set()
 
     async def _cancel_all(self) -> None:
         running = [
@@ -167,18 +197,30 @@ class Run:
             silent=tuple(a.label for a in children if a.admitted and not a.reports),
         )
 
-    def _refusal(self, event: TurnEnded) -> HarnessError | None:
-        if self._stopped:
-            return None
-        reason, remedy = _REFUSALS.get(
-            self._last_status or 0, ("the model request failed", "check the options")
-        )
-        told = (event.error or event.code or "no text")[:_MAX_TOLD_CHARS]
-        return HarnessError(
-            ErrorCode.MODEL_REFUSED,
-            f"{reason}.\nIt said: {told}",
-            next_step=remedy,
-        )
+
+def _refusal(event: TurnEnded, failed: ModelRequestFailed | None) -> HarnessError:
+    if failed is not None and failed.may_pass:
+        return _busy(failed)
+    status = failed.status if failed else None
+    reason, remedy = _REFUSALS.get(
+        status or 0, ("the model request failed", "rlm-kernel run --help")
+    )
+    told = " ".join((event.error or event.code or "no text").split())
+    return HarnessError(
+        ErrorCode.MODEL_REFUSED,
+        f"{reason}. It said: {told[:_MAX_TOLD_CHARS]}",
+        next_step=remedy,
+    )
+
+
+def _busy(event: ModelRequestFailed) -> HarnessError:
+    answered = "no answer" if event.status is None else f"status {event.status}"
+    return HarnessError(
+        ErrorCode.MODEL_BUSY,
+        f"the model server stayed busy through {event.attempt} requests "
+        f"(last: {answered}).",
+        next_step="the same command again later, or with a higher --retries",
+    )
 
 
 _MAX_TOLD_CHARS = 300

@@ -1,8 +1,10 @@
 """The managed kernel application: ``python -m kernel_ext -f CONNECTION_FILE``."""
 
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import List, Unicode
@@ -38,7 +40,9 @@ class ManagedKernelApp(IPKernelApp):
     def init_connection_file(self) -> None:
         """Read the connection file; refuse one without a key (design 3.12)."""
         super().init_connection_file()
-        if not self.session.key:
+        # Asked of the file: a session without a key makes one up.
+        path = self.abs_connection_file
+        if not Path(path).exists() or not json.loads(Path(path).read_bytes()).get("key"):
             msg = "the connection file has no key: refusing to run"
             raise SystemExit(msg)
 

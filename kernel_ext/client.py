@@ -9,6 +9,7 @@ interrupted await takes it back at the host (specification rlm.md section 10).
 import asyncio
 import contextlib
 import itertools
+import json
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from . import origin
 from .errors import HostError
 from .wire.codes import ErrorCode
 from .wire.envelope import AttachReply, AttachRequest, Cancel, Request
-from .wire.strict import MAX_PAYLOAD_BYTES, PayloadError, check_json, encoded_size
+from .wire.strict import MAX_PAYLOAD_BYTES, PayloadError, check_json, encoded
 
 __all__ = ("ATTACH_WAIT_S", "HostClient", "Limits", "Publish")
 
@@ -34,12 +35,13 @@ class Limits:
 
     *on_wire* is what the host sees; the rest waits in the kernel, *waiting* at
     most. A request that the host does not name as in work is asked again after
-    *again_s*.
+    *again_s*. Without a host it fails after *attach_wait_s*.
     """
 
     on_wire: int = 256
     waiting: int = 65_536
     again_s: float = 0.2
+    attach_wait_s: float = ATTACH_WAIT_S
 
 
 class Publish(Protocol):
@@ -71,6 +73,7 @@ class _Host:
     """Who is attached, and until when."""
 
     comm_id: str = ""
+    generation: str = ""
     lease_until: float = 0.0
 
 
@@ -135,9 +138,9 @@ class HostClient:
         """
         __tracebackhide__ = True  # a cell's traceback ends at the cell
         pending = self._new(request_type, {} if payload is None else payload)
-        self._admit(pending)
-        self._watch(pending.loop)
         try:
+            self._admit(pending)
+            self._watch(pending.loop)
             answer = await pending.future
         finally:
             self._close(pending)
@@ -153,7 +156,19 @@ class HostClient:
     # -- what control calls, on its thread ----------------------------------------
 
     def answer(self, data: dict[str, Any]) -> None:
-        """Settle the request that *data* answers; a late or second one is dropped."""
+        """Settle the request that *data* answers; a late or second one is dropped.
+
+        Raises:
+            ValueError, KeyError, TypeError: *data* is no answer.
+        """
+        match data:
+            case {"id": int(), "status": "ok", "result": dict()}:
+                pass
+            case {"id": int(), "status": "error", "code": str(), "error": str()}:
+                pass
+            case _:
+                msg = "no answer of this protocol"
+                raise ValueError(msg)
         with self._lock:
             pending = self._table.on_wire.pop(data["id"], None)
             if pending is None:
@@ -167,6 +182,7 @@ class HostClient:
         with self._lock:
             if known:
                 self._host.comm_id = message.comm_id
+                self._host.generation = message.generation
                 # Lease 0 is a goodbye: requests fail after their attach wait.
                 self._host.lease_until = self._clock() + message.lease_s
                 if message.lease_s > 0:
@@ -196,8 +212,8 @@ class HostClient:
             raise HostError(
                 ErrorCode.INVALID_ARGUMENT, str(error), request_type
             ) from None
-        size = encoded_size(payload)
-        if size > MAX_PAYLOAD_BYTES:
+        text = encoded(payload)
+        if (size := len(text)) > MAX_PAYLOAD_BYTES:
             raise HostError(
                 ErrorCode.PAYLOAD_TOO_LARGE,
                 f"the payload has {size} bytes, {MAX_PAYLOAD_BYTES} are allowed; "
@@ -209,7 +225,9 @@ class HostClient:
             loop,
             loop.create_future(),
             request_type,
-            payload,
+            # A copy: the request may wait, or be asked again, while the caller
+            # fills the same dict for the next one.
+            json.loads(text),
             origin.current(),
             self._clock(),
         )
@@ -218,6 +236,7 @@ class HostClient:
         with self._lock:
             table = self._table
             if table.waiting_count >= self._limits.waiting:
+                pending.over = True
                 raise HostError(
                     ErrorCode.TOO_MANY_REQUESTS,
                     f"{table.waiting_count} requests wait already; await some first",
@@ -257,7 +276,7 @@ class HostClient:
         message = Request(
             id=pending.id,
             type=pending.type,
-            generation=self.generation,
+            generation=self.generation or self._host.generation,
             payload=pending.payload,
         )
         # Not asdict(): it would copy the payload, all of it.
@@ -285,7 +304,9 @@ class HostClient:
                 self._leave_queue()
                 return
             self._table.on_wire.pop(pending.id, None)
-            message = Cancel(ids=[pending.id], generation=self.generation)
+            message = Cancel(
+                ids=[pending.id], generation=self.generation or self._host.generation
+            )
             self._publish(self._host.comm_id, asdict(message), pending.parent)
             self._promote()
 
@@ -298,7 +319,7 @@ class HostClient:
                 del self._watches[closed]
             if loop not in self._watches:
                 self._watches[loop] = loop.call_later(
-                    ATTACH_WAIT_S, self._fail_unattended, loop
+                    self._limits.attach_wait_s, self._fail_unattended, loop
                 )
 
     def _fail_unattended(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -311,7 +332,8 @@ class HostClient:
                 if p.loop is loop and not p.over
             ]
             due = {
-                id(p): max(p.created, self._host.lease_until) + ATTACH_WAIT_S
+                id(p): max(p.created, self._host.lease_until)
+                + self._limits.attach_wait_s
                 for p in mine
             }
             for pending in mine:
@@ -333,7 +355,7 @@ class HostClient:
                 "status": "error",
                 "code": ErrorCode.HOST_UNAVAILABLE,
                 "error": f"no host bridge is attached to this kernel (waited "
-                f"{ATTACH_WAIT_S:g} s); choose the kernel RLM, or start this one "
+                f"{self._limits.attach_wait_s:g} s); choose the kernel RLM, or start this one "
                 "with rlm-kernel",
             },
         )
@@ -341,8 +363,8 @@ class HostClient:
             self._leave_queue()
 
     def _leave_queue(self) -> None:
-        """Count one waiting request less; what is over leaves at the front."""
+        """Count one waiting request less; what is over leaves now and then."""
         table = self._table
         table.waiting_count -= 1
-        while table.waiting and table.waiting[0].over:
-            table.waiting.popleft()
+        if len(table.waiting) > 2 * table.waiting_count + 64:
+            table.waiting = deque(p for p in table.waiting if not p.over)

@@ -19,6 +19,8 @@ __all__ = ("ControlDispatch",)
 
 _DELIMITER = b"<IDS|MSG>"
 
+_MAX_LEASE_S = 3600.0
+
 
 class ControlDispatch:
     """Stands before a kernel's control dispatch and takes what is ours.
@@ -71,7 +73,14 @@ class ControlDispatch:
             # Checks the signature, and that the message is no replay.
             message = session.deserialize(parts, content=True)
             await self._handlers[message["header"]["msg_type"]](idents, message)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             # Whatever one message holds, the next one is received.
             self._kernel.log.warning(
                 "control message refused: %s", type(error).__name__
@@ -81,11 +90,7 @@ class ControlDispatch:
         self._client.answer(message["content"]["data"])
 
     async def _on_attach(self, idents: list[bytes], message: dict[str, Any]) -> None:
-        content = message["content"]
-        if content.get("protocol") != PROTOCOL_VERSION:
-            msg = "another protocol version"
-            raise ValueError(msg)
-        reply = self._client.attach(AttachRequest(**content))
+        reply = self._client.attach(_attach_request(message["content"]))
         self._kernel.session.send(
             self._kernel.control_stream,
             ATTACH_REPLY,
@@ -97,3 +102,23 @@ class ControlDispatch:
     async def _on_shutdown(self, idents: list[bytes], message: dict[str, Any]) -> None:
         stream = self._kernel.control_stream
         await self._kernel.control_handlers["shutdown_request"](stream, idents, message)
+
+
+def _attach_request(content: dict[str, Any]) -> AttachRequest:
+    """Read an attach request.
+
+    Raises:
+        TypeError, ValueError: A field is not of its type; none must be taken then.
+    """
+    match content:
+        case {
+            "comm_id": str(),
+            "generation": str(),
+            "lease_s": int() | float() as lease_s,
+            "working": list(working),
+            "protocol": int(protocol),
+        } if protocol == PROTOCOL_VERSION and 0 <= lease_s <= _MAX_LEASE_S:
+            if all(isinstance(number, int) for number in working):
+                return AttachRequest(**content)
+    msg = "no attach request of this protocol"
+    raise ValueError(msg)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("install", "remove")
 
 _ATTRIBUTE = "_rlm_kernel_ext"
+_CLIENT = "_rlm_host_client"
 
 
 @dataclass(slots=True)
@@ -76,7 +77,12 @@ def install(shell: "InteractiveShell") -> None:
             ident=b"comm-" + comm_id.encode(),
         )
 
-    client = HostClient(publish, generation=generation)
+    # Kept across a reload: the host knows the requests of this process by their
+    # ids, and would take a second number 1 for the first.
+    client: HostClient | None = getattr(kernel, _CLIENT, None)
+    if client is None:
+        client = HostClient(publish, generation=generation)
+        setattr(kernel, _CLIENT, client)
     control = ControlDispatch(kernel, client)
     control.install()
     proxies = {

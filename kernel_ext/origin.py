@@ -6,6 +6,7 @@ belong to, so we keep our own variable: tasks copy it, threads are given it.
 """
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -21,6 +22,7 @@ Header = dict[str, Any]
 _NOBODY: Header = {}
 _origin: ContextVar[Header] = ContextVar("rlm_kernel_origin", default=_NOBODY)
 _stock_start: Callable[[threading.Thread], None] = threading.Thread.start
+_stock_submit: Callable[..., "Future[Any]"] = ThreadPoolExecutor.submit
 
 
 def current() -> Header:
@@ -40,6 +42,8 @@ def track(shell: "InteractiveShell") -> Callable[[], None]:
 
     shell.events.register("pre_execute", note_cell)
     threading.Thread.start = _start_with_origin  # type: ignore[assignment, method-assign]  # ipykernel wraps Thread.run likewise
+    # A pool's threads outlive the cell that started them.
+    ThreadPoolExecutor.submit = _submit_with_origin  # type: ignore[assignment, method-assign]  # likewise
     return note_cell
 
 
@@ -47,6 +51,7 @@ def forget(shell: "InteractiveShell", listener: Callable[[], None]) -> None:
     """Undo `track`."""
     shell.events.unregister("pre_execute", listener)
     threading.Thread.start = _stock_start  # type: ignore[assignment, method-assign]  # the original goes back
+    ThreadPoolExecutor.submit = _stock_submit  # type: ignore[method-assign]  # likewise
 
 
 def _start_with_origin(thread: threading.Thread) -> None:
@@ -59,3 +64,15 @@ def _start_with_origin(thread: threading.Thread) -> None:
 
     thread.run = run_with_origin  # type: ignore[method-assign]  # this one instance
     _stock_start(thread)
+
+
+def _submit_with_origin(
+    pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any
+) -> "Future[Any]":
+    origin = _origin.get()
+
+    def call_with_origin() -> Any:
+        _origin.set(origin)
+        return function(*args, **options)
+
+    return _stock_submit(pool, call_with_origin)

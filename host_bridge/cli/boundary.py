@@ -1,11 +1,14 @@
 """How a command ends: its exit status, its error lines, its JSON."""
 
+import io
 import json
 import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import typer
+
+from kernel_ext.wire.codes import ErrorCode
 
 from ..errors import HostBridgeError
 
@@ -13,6 +16,7 @@ __all__ = (
     "EXIT_ERROR",
     "EXIT_STOPPED",
     "EXIT_UNUSABLE",
+    "note",
     "print_json",
     "run_command",
     "say",
@@ -29,11 +33,44 @@ EXIT_UNUSABLE = 2
 EXIT_STOPPED = 130
 """The person stopped it."""
 
+_DEFAULT_STEPS = {
+    ErrorCode.CONFIG_INVALID: "rlm-kernel --help",
+    ErrorCode.KERNEL_START_FAILED: "rlm-kernel doctor",
+    ErrorCode.STATE_ROOT_UNUSABLE: "rlm-kernel doctor",
+}
+"""What leads on where the error itself does not say it."""
 
-def say(text: str) -> None:
+
+def say(text: str, *, end: str = "\n") -> None:
     """Write one line for people to stdout, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    if error := _failure_to_write(sys.stdout, text + end):
+        sys.stdout = _nowhere()
+        if not isinstance(error, BrokenPipeError):
+            note(f"The output can not be written: {error.strerror}")
+
+
+def note(text: str, *, end: str = "\n") -> None:
+    """Write one line about what goes on to stderr, at once."""
+    if _failure_to_write(sys.stderr, text + end):
+        sys.stderr = _nowhere()
+
+
+def _failure_to_write(stream: TextIO, text: str) -> OSError | None:
+    """Write what the stream's encoding can carry; return what stood in the way.
+
+    Lines are written in the middle of other work, which has to go on.
+    """
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _nowhere() -> TextIO:
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace")
 
 
 def print_json(data: dict[str, Any]) -> None:
@@ -60,16 +97,17 @@ def run_command(work: Coroutine[Any, Any, T], *, as_json: bool) -> T:
 
 
 def _show(error: HostBridgeError, *, as_json: bool) -> None:
+    next_step = error.next_step or _DEFAULT_STEPS.get(
+        error.code, "rlm-kernel doctor --deep"
+    )
     if as_json:
         print_json(
             {
                 "status": "error",
                 "code": str(error.code),
                 "error": str(error),
-                "next": error.next_step,
+                "next": next_step,
             }
         )
         return
-    sys.stderr.write(f"{error.code}: {error}\n")
-    if error.next_step:
-        sys.stderr.write(f"Next: {error.next_step}\n")
+    note(f"{error.code}: {error}\nNext: {next_step}")

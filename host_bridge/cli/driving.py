@@ -4,22 +4,28 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .interrupts import stop_requests
+from .interrupts import stop_requests, undisturbed
 from .progress import Progress
 
 if TYPE_CHECKING:
     from ..app import Bridge
-    from ..runs import RunOutcome
+    from ..runs import RunLimits, RunOutcome
 
 __all__ = ("drive",)
 
 
 async def drive(
-    bridge: "Bridge", session: str, task: str, progress: Progress
+    bridge: "Bridge",
+    session: str,
+    task: str,
+    progress: Progress,
+    *,
+    limits: "RunLimits | None" = None,
 ) -> "RunOutcome":
     """Start *bridge*, give its root *task*, and wait for the end of everything.
 
-    The first ctrl-C stops the run in good order; the second one cancels us.
+    The first ctrl-C stops the run in good order; the second one cancels us. In
+    any case the bridge is closed at the end.
 
     Raises:
         HarnessError: See `Run.drive`; or the harness can not be started.
@@ -27,7 +33,7 @@ async def drive(
     from ..runs import Run
 
     stopping: list[asyncio.Task[None]] = []
-    run = Run(bridge.harness, bridge.agents, session)
+    run = Run(bridge.harness, bridge.agents, session, limits=limits)
     bridge.listen(progress.on_event)
     bridge.listen(run.on_event)
 
@@ -35,9 +41,15 @@ async def drive(
         progress.line("stopping; once more to leave at once")
         stopping.append(asyncio.create_task(run.stop()))
 
-    with stop_requests(stop):
-        progress.line(f"starting {bridge.harness.version}")
-        await bridge.start()
-        progress.harness_is_up()
-        await bridge.create_root(session, cwd=Path.cwd())
-        return await run.drive(task)
+    try:
+        with stop_requests(stop):
+            progress.line(f"starting {bridge.harness.version}")
+            await bridge.start()
+            progress.harness_is_up()
+            await bridge.create_root(session, cwd=Path.cwd())
+            outcome = await run.drive(task)
+            progress.has_answer()
+            return outcome
+    finally:
+        with undisturbed():
+            await bridge.close()

@@ -1,8 +1,6 @@
 """``rlm-kernel exec``: one cell in a managed kernel, under the scripted harness."""
 
 import asyncio
-import contextlib
-import shutil
 import sys
 import uuid
 from dataclasses import asdict
@@ -14,12 +12,11 @@ import typer
 from kernel_ext.wire.codes import ErrorCode
 
 from ..errors import SetupError
-from .boundary import EXIT_ERROR, EXIT_STOPPED, print_json, run_command
-from .interrupts import stop_requests
+from .boundary import EXIT_ERROR, EXIT_STOPPED, note, print_json, run_command, say
+from .interrupts import stop_requests, undisturbed
 
 if TYPE_CHECKING:
     from ..kernels.execution import ExecutionResult
-    from ..paths import SessionPaths
 
 __all__ = ("exec_cell",)
 
@@ -53,7 +50,9 @@ async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
 
     cell = _read(code)
     state = StateRoot.find()
-    paths = state.session(session or f"exec-{uuid.uuid4().hex[:12]}")
+    paths = state.session(
+        f"exec-{uuid.uuid4().hex[:12]}" if session is None else session
+    )
     bridge = scripted_bridge(state, run_fenced_python)
     cancelled = asyncio.Event()
     try:
@@ -65,9 +64,10 @@ async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
             kernel = await bridge.kernel_of(person)
             return await kernel.execute(cell, cancelled=cancelled)
     finally:
-        await bridge.close()
-        if session is None:
-            _remove_if_empty(paths)
+        with undisturbed():
+            await bridge.close()
+            if session is None:
+                paths.remove_if_empty()
 
 
 def _read(code: str | None) -> str:
@@ -82,22 +82,13 @@ def _read(code: str | None) -> str:
     return sys.stdin.read()
 
 
-def _remove_if_empty(paths: "SessionPaths") -> None:
-    """Remove a session that nobody named, unless its cell left files for others."""
-    with contextlib.suppress(OSError):
-        if not any(paths.exports.iterdir()):
-            shutil.rmtree(paths.directory)
-
-
 def _show(result: "ExecutionResult") -> None:
-    sys.stdout.write(result.stdout)
+    say(result.stdout, end="")
     if result.result is not None:
-        sys.stdout.write(result.result + "\n")
-    sys.stderr.write(result.stderr)
+        say(result.result)
+    note(result.stderr, end="")
     if result.status == "aborted":
-        sys.stderr.write("Stopped.\n")
+        note("Stopped.")
     elif result.error is not None:
         text = "\n".join(result.error.traceback)
-        sys.stderr.write(
-            (text or f"{result.error.name}: {result.error.message}") + "\n"
-        )
+        note(text or f"{result.error.name}: {result.error.message}")

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ("stop_requests",)
+__all__ = ("stop_requests", "undisturbed")
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @contextlib.contextmanager
@@ -39,6 +41,18 @@ def stop_requests(on_first: Callable[[], None]) -> Iterator[None]:
         stack.enter_context(_signal(loop, signal.SIGTERM, on_end))
         if sys.platform != "win32":
             stack.enter_context(_signal(loop, signal.SIGHUP, on_end))
+        yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no interrupt break into the end: what it is to remove would stay."""
+    with contextlib.ExitStack() as stack:
+        for name in _NAMES:
+            if number := getattr(signal, name, None):
+                # Not SIG_IGN, which a process that is started now would inherit.
+                before = signal.signal(number, lambda *_: None)
+                stack.callback(signal.signal, number, before)
         yield
 
 

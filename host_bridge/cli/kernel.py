@@ -1,10 +1,8 @@
 """The kernelspec's argv: start the kernel at once, then become its bridge."""
 
 import argparse
-import contextlib
 import os
 import secrets
-import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import subprocess
 
-    from ..paths import SessionPaths, StateRoot
+    from ..paths import StateRoot
 
 __all__ = ("main",)
 
@@ -51,6 +49,10 @@ def _run(connection_file: Path) -> int:
     process = launch_kernel(
         connection_file, kernel_environment(variables), environ=os.environ
     )
+    # Whenever we are to end, the kernel goes first and we follow in good order.
+    for name in ("SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, lambda *_: process.terminate())
     try:
         return asyncio.run(
             _serve(process, connection_file, state, session, variables.generation)
@@ -58,7 +60,7 @@ def _run(connection_file: Path) -> int:
     finally:
         if process.poll() is None:
             process.kill()
-        _remove_if_empty(paths)
+        paths.remove_if_empty()
 
 
 async def _serve(
@@ -86,13 +88,6 @@ async def _serve(
         return await kernel.run()
     finally:
         await bridge.close()
-
-
-def _remove_if_empty(paths: "SessionPaths") -> None:
-    """Remove the session of a notebook that left no files in its exports."""
-    with contextlib.suppress(OSError):
-        if not any(paths.exports.iterdir()):
-            shutil.rmtree(paths.directory)
 
 
 if __name__ == "__main__":

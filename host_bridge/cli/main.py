@@ -4,10 +4,14 @@ The modules of the verbs import the bridge inside their functions: help, a typo
 and the first lines must not wait for half of it.
 """
 
+import difflib
+import sys
+from typing import Any
+
 import typer
 from typer.core import TyperGroup
 
-from .boundary import say
+from .boundary import note, say
 from .demo import run_demo
 from .doctor import run_doctor
 from .exec import exec_cell
@@ -29,8 +33,31 @@ DeepSeek Harness runs its children. Three ways in:
 
 Next: rlm-kernel demo"""
 
+
+class _Verbs(TyperGroup):
+    """The verbs; a line that is not understood says what to type next."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line."""
+        try:
+            return super().main(*args, **options)
+        except SystemExit as end:
+            # A usage error has been shown: click's, or of typer's copy of click.
+            if hasattr(end.__context__, "format_message"):
+                note(f"Next: {self._next_step(end.__context__)}")
+            raise
+
+    def _next_step(self, error: Any) -> str:
+        verb = getattr(getattr(error, "ctx", None), "info_name", None)
+        if verb in self.commands:
+            return f"rlm-kernel {verb} --help"
+        words = [word for word in sys.argv[1:] if not word.startswith("-")]
+        near = difflib.get_close_matches(words[0] if words else "", self.commands)
+        return f"rlm-kernel {near[0] if near else '--help'}"
+
+
 app = typer.Typer(
-    cls=TyperGroup,
+    cls=_Verbs,
     add_completion=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,

@@ -16,15 +16,23 @@ class Progress:
     Args:
         agents: Knows the labels.
         write: Takes a line.
+        max_retries: After so many a run gives up.
 
     Attributes:
-        first_s: When ``harness_up``, ``first_cell`` and ``first_report`` were
-            seen, in seconds from the start.
+        first_s: When ``harness_up``, ``first_cell``, ``first_report`` and the
+            ``answer`` were seen, in seconds from the start.
     """
 
-    def __init__(self, agents: AgentTree, write: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        agents: AgentTree,
+        write: Callable[[str], None],
+        *,
+        max_retries: int | None = None,
+    ) -> None:
         self._agents = agents
         self._write = write
+        self._max_retries = max_retries
         self._started = time.monotonic()
         self.first_s: dict[str, float] = {}
         self.cells = 0
@@ -40,6 +48,10 @@ class Progress:
         """Note that the harness is ready for a task."""
         self._note("harness_up")
         self.line("harness up")
+
+    def has_answer(self) -> None:
+        """Note that the run is over."""
+        self._note("answer")
 
     def line(self, text: str) -> None:
         """Write *text* with the time before it."""
@@ -66,8 +78,9 @@ class Progress:
             case ChildEnded(agent_id=agent_id, stop_reason=reason):
                 self.line(f"{self._name(agent_id):<10} ended: {reason}")
             case ModelRequestFailed(may_pass=True):
-                status = event.status or "no answer"
-                self.line(f"model server busy ({status}), retry {event.attempt}")
+                if self._max_retries is None or event.attempt <= self._max_retries:
+                    status = event.status or "no answer"
+                    self.line(f"model server busy ({status}), retry {event.attempt}")
             case _:
                 return
 

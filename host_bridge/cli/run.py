@@ -1,13 +1,16 @@
 """``rlm-kernel run``: a task for a model, on the real harness."""
 
-import sys
 import uuid
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .boundary import EXIT_STOPPED, print_json, run_command, say
+from ..errors import HostBridgeError
+from .boundary import EXIT_STOPPED, note, print_json, run_command, say
+
+if TYPE_CHECKING:
+    from ..model import ModelChoice
 
 __all__ = ("run_task",)
 
@@ -33,7 +36,13 @@ def run_task(
     scripted: Annotated[
         bool, typer.Option("--scripted", help="The scripted model: no key, no network.")
     ] = False,
-    session: Annotated[str | None, typer.Option(help="Session id of the root.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Session id; its directory stays.")
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="How often to ask a busy server again."),
+    ] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Give a model a task in a kernel of its own, with children where it wants them.
@@ -50,51 +59,68 @@ def run_task(
         key_file=key_file,
         scripted=scripted,
     )
-    session = session or f"run-{uuid.uuid4().hex[:12]}"
-    facts = run_command(_run(task, choice, session, quiet=as_json), as_json=as_json)
+    work = _run(task, choice, session, max_retries=retries, quiet=as_json)
+    facts = run_command(work, as_json=as_json)
     if as_json:
         print_json(facts)
     if facts["stopped"]:
         raise typer.Exit(EXIT_STOPPED)
 
 
-async def _run(task: str, choice: Any, session: str, *, quiet: bool) -> dict[str, Any]:
+async def _run(
+    task: str,
+    choice: "ModelChoice",
+    session: str | None,
+    *,
+    max_retries: int,
+    quiet: bool,
+) -> dict[str, Any]:
     from ..app import dsh_bridge, scripted_model_bridge
     from ..paths import StateRoot
+    from ..runs import RunLimits
     from .driving import drive
     from .progress import Progress
 
-    write = (lambda line: None) if quiet else _note
+    name = f"run-{uuid.uuid4().hex[:12]}" if session is None else session
     state = StateRoot.find()
+    paths = state.session(name)
     if choice.scripted:
-        bridge = await scripted_model_bridge(state, session)
+        bridge = await scripted_model_bridge(state, name)
     else:
-        bridge = dsh_bridge(state, session, choice.setup())
-    progress = Progress(bridge.agents, write)
+        bridge = dsh_bridge(state, name, choice.setup())
+
+    def write(line: str) -> None:
+        if not quiet:
+            note(bridge.redact(line))
+
+    progress = Progress(bridge.agents, write, max_retries=max_retries)
+    limits = RunLimits(max_retries=max_retries)
     try:
-        outcome = await drive(bridge, session, task, progress)
+        outcome = await drive(bridge, name, task, progress, limits=limits)
+    except HostBridgeError as error:
+        # What a server or the harness says may hold the key that it was given.
+        error.args = (bridge.redact(str(error)),)
+        raise
     finally:
-        await bridge.close()
+        has_files = session is not None or not paths.remove_if_empty()
     if outcome.silent:
         write(f"No report came from: {', '.join(outcome.silent)}")
     if not quiet:
         say(outcome.answer if not outcome.stopped else "Stopped.")
-    exports = state.session(session).exports
-    write(f"Next: ls {exports}   (files that the cells left)")
+    write(
+        f"Next: ls {paths.exports}   (what the cells wrote)"
+        if has_files
+        else "Next: rlm-kernel install   (sit at the kernel yourself, in Jupyter)"
+    )
     return {
         "status": "stopped" if outcome.stopped else "ok",
         "answer": outcome.answer,
         "stopped": outcome.stopped,
-        "session": session,
-        "exports": str(exports),
+        "session": name,
+        "exports": str(paths.exports) if has_files else None,
         "cells": progress.cells,
         "children": progress.children,
         "reports": progress.reports,
         "silent_children": list(outcome.silent),
         "seconds": round(progress.elapsed_s, 3),
     }
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

@@ -205,11 +205,18 @@ class ScriptedHarness:
     async def _turn(self, agent: _Agent) -> None:
         agent_id = agent.info.id
         self._tell(AgentStatusChanged(agent_id=agent_id, status="running"))
-        reason, text = "completed", None
+        # A script that fails ends its turn, as a model that fails does.
+        reason, text = "error", None
         try:
             text = await self._steps(agent)
+            reason = "completed"
         except asyncio.CancelledError:
             reason = "aborted"
+        finally:
+            self._end_turn(agent, reason, text)
+
+    def _end_turn(self, agent: _Agent, reason: str, text: str | None) -> None:
+        agent_id = agent.info.id
         self._tell(TurnEnded(agent_id=agent_id, reason=reason))
         agent.turn = None
         self._tell(AgentStatusChanged(agent_id=agent_id, status="idle"))

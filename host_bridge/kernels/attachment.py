@@ -105,8 +105,14 @@ class Attachment:
         self._is_current = True
         self._working: dict[int, asyncio.Task[None]] = {}
         self._answers: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        # Below this, every id is over: executed, or taken back.
-        self._retired_below = 1
+        # What the kernel said last. Every id below next that it does not wait
+        # for is over for good: executed, or taken back.
+        self._next_id = 1
+        self._pending: set[int] = set()
+        # Answers that went out before the last hello: a kernel that still waits
+        # for one of them has lost it.
+        self._sent_before: set[int] = set()
+        self._resends: set[asyncio.Task[None]] = set()
         self._beat_now = asyncio.Event()
 
     # -- the lease -------------------------------------------------------------
@@ -126,7 +132,7 @@ class Attachment:
     def retire(self) -> None:
         """Invalidate every request of this generation: its kernel has ended."""
         self._is_current = False
-        for task in self._working.values():
+        for task in (*self._working.values(), *self._resends):
             task.cancel()
 
     async def close(self, *, drain_s: float) -> None:
@@ -147,6 +153,7 @@ class Attachment:
             lease_s=lease_s,
             working=[*self._working, *self._answers],
         )
+        self._sent_before = set(self._answers)
         await self._send(ATTACH_REQUEST, asdict(message))
 
     # -- what the kernel sends ---------------------------------------------------
@@ -156,33 +163,41 @@ class Attachment:
         if message.type != ATTACH_REPLY:
             return
         try:
-            reply = _ATTACH_REPLY.validate_json(json.dumps(message.content))
-        except ValidationError:
+            reply = _ATTACH_REPLY.validate_json(_encoded(message.content))
+        except (ValidationError, _NotJson):
             return
         if reply.status != "ok" or reply.generation not in ("", self._generation):
             return
         self.attached.set()
-        pending = set(reply.pending)
-        self._retired_below = max(
-            self._retired_below, min(pending, default=reply.next_id)
-        )
-        for number in [n for n in self._answers if self._is_over(n, pending, reply)]:
+        self._next_id, self._pending = reply.next_id, set(reply.pending)
+        for number in [n for n in self._answers if self._is_over(n)]:
             del self._answers[number]
         for number, task in self._working.items():
-            if self._is_over(number, pending, reply):
+            if self._is_over(number):
                 task.cancel()
+        if lost := self._sent_before & self._answers.keys() & self._pending:
+            resend = asyncio.create_task(self._send_again(sorted(lost)))
+            self._resends.add(resend)
+            resend.add_done_callback(self._resends.discard)
 
-    @staticmethod
-    def _is_over(number: int, pending: set[int], reply: AttachReply) -> bool:
-        return number < reply.next_id and number not in pending
+    def _is_over(self, number: int) -> bool:
+        return number < self._next_id and number not in self._pending
+
+    async def _send_again(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if answer := self._answers.get(number):
+                await self._answer(answer)
 
     async def on_comm(self, message: Message) -> None:
         """Take a request or a cancel; anything else on the comm is dropped."""
         if message.type != "comm_msg" or message.content.get("comm_id") != self.comm_id:
             return
         data = message.content.get("data")
-        text = json.dumps(data)
         number = _id_of(data)
+        try:
+            text = _encoded(data)
+        except _NotJson:
+            text = b""
         if len(text) > MAX_PAYLOAD_BYTES + _ENVELOPE_BYTES:
             await self._refuse(
                 number,
@@ -217,7 +232,7 @@ class Attachment:
             # Asked again: the answer was lost, the work is not done again.
             await self._answer(answer)
             return
-        if request.id < self._retired_below:
+        if self._is_over(request.id):
             await self._refuse(
                 request.id, ErrorCode.DUPLICATE_REQUEST, "this id was executed before"
             )
@@ -230,27 +245,26 @@ class Attachment:
         )
         task = asyncio.create_task(self._work(request, asker))
         self._working[request.id] = task
+        task.add_done_callback(lambda task: self._finish(request.id, task))
+
+    def _finish(self, number: int, task: "asyncio.Task[None]") -> None:
+        """Note the end of a request's work; a cancelled one may never have begun."""
+        self._working.pop(number, None)
+        if task.cancelled():
+            # A late duplicate must not find the work undone and do it. A kernel
+            # that did not ask for this end hears of it after the next hello.
+            cancelled = ErrorReply(
+                id=number, code=ErrorCode.CANCELLED, error="the request was cancelled"
+            )
+            self._answers.setdefault(number, asdict(cancelled))
 
     async def _work(self, request: Request, asker: Asker) -> None:
-        try:
-            reply = await self._dispatch(request, asker)
-            if not self._is_current:
-                return
-            answer = asdict(reply)
-            self._answers[request.id] = answer
-        except asyncio.CancelledError:
-            # Nobody waits for the answer; a late duplicate must not find the
-            # work undone and do it.
-            self._answers[request.id] = asdict(
-                ErrorReply(
-                    id=request.id,
-                    code=ErrorCode.CANCELLED,
-                    error="the request was cancelled",
-                )
-            )
-            raise
-        finally:
-            self._working.pop(request.id, None)
+        reply = await self._dispatch(request, asker)
+        if not self._is_current:
+            return
+        answer = asdict(reply)
+        self._answers[request.id] = answer
+        self._working.pop(request.id, None)
         if len(self._answers) > self._max_answers:
             self._beat_now.set()
         await self._answer(answer)
@@ -261,6 +275,18 @@ class Attachment:
 
     async def _answer(self, data: dict[str, Any]) -> None:
         await self._send("comm_msg", {"comm_id": self.comm_id, "data": data})
+
+
+class _NotJson(ValueError):
+    """A kernel's message that can not be written down again."""
+
+
+def _encoded(value: Any) -> bytes:
+    """*value* as the kernel counted it: compact, and in UTF-8."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _NotJson from error
 
 
 def _id_of(data: Any) -> int | None:

@@ -1,5 +1,6 @@
 """The sockets of one kernel: signed messages out, verified messages in."""
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Channels:
     """
 
     def __init__(self, connection_file: Path, *, with_output: bool) -> None:
+        # Asked of the file: a session without a key makes one up.
+        if not json.loads(connection_file.read_bytes()).get("key"):
+            raise KernelError(
+                ErrorCode.KERNEL_START_FAILED, "the connection file has no key"
+            )
         self._context = zmq.asyncio.Context()
         # Default for the sockets below: no queue drops a message in silence.
         self._context.setsockopt(zmq.RCVHWM, 0)
@@ -52,11 +58,6 @@ class Channels:
         )
         client.load_connection_file()
         self._session = client.session
-        if not self._session.key:
-            self._context.destroy(0)
-            raise KernelError(
-                ErrorCode.KERNEL_START_FAILED, "the connection file has no key"
-            )
         identity = self._session.bsession
         self._sockets: dict[Channel, Any] = {
             "shell": client.connect_shell(identity=identity),
@@ -98,6 +99,7 @@ class Channels:
                 KeyError,
                 IndexError,
                 AttributeError,
+                RecursionError,  # nested deeper than the parser goes
             ) as error:
                 self.refused += 1
                 _log.warning("%s message refused: %s", channel, type(error).__name__)

@@ -101,16 +101,14 @@ class Cell:
     def on_output(self, message: Message) -> None:
         """Take one IOPub message of this cell."""
         content = message.content
-        match message.type:
-            case "stream" if content.get("name") in self._streams:
-                text = self.budget.take(str(content.get("text", "")))
-                self._streams[content["name"]].append(text)
-            case "execute_result":
-                text = str(content.get("data", {}).get("text/plain", ""))
+        match message.type, content:
+            case "stream", {"name": "stdout" | "stderr" as name, "text": str(text)}:
+                self._streams[name].append(self.budget.take(text))
+            case "execute_result", {"data": {"text/plain": str(text)}}:
                 self._result = self.budget.take(text) or None
-            case "error":
+            case "error", _:
                 self._error = self._error_from(content)
-            case "status" if content.get("execution_state") == "idle":
+            case "status", {"execution_state": "idle"}:
                 self._is_idle = True
                 self._settle()
 
@@ -128,6 +126,10 @@ class Cell:
         elif reply.get("status") == "aborted":
             status = "aborted"
         return self._build(status, error, generation=generation)
+
+    def begin(self) -> None:
+        """Start the clock: the time in the queue is not the cell's."""
+        self._started = time.monotonic()
 
     def not_started(self, *, generation: int) -> ExecutionResult:
         """The result of a cell that was cancelled before it began."""
@@ -169,12 +171,14 @@ class Cell:
 
     def _error_from(self, content: dict[str, Any]) -> CellError:
         name = str(content.get("ename", "Error")).encode(errors="backslashreplace")
-        lines = content.get("traceback") or ()
+        lines = content.get("traceback")
         return CellError(
             name=name[:_MAX_ERROR_NAME_BYTES].decode(errors="ignore"),
             message=self.budget.take(str(content.get("evalue", ""))),
             traceback=tuple(
-                text for line in lines if (text := self.budget.take(str(line)))
+                text
+                for line in (lines if isinstance(lines, list) else ())
+                if (text := self.budget.take(str(line)))
             ),
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,11 @@ from .channels import Channels
 from .environment import KernelVariables, kernel_environment
 from .execution import Cell, ExecutionResult, OutputBudget
 from .launch import KernelProcess, launch
+from .turns import Turns
 
 __all__ = ("Kernel", "KernelSettings", "KernelSpec")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +68,21 @@ class Kernel:
         self._attachment = attachment_of(self)
         self._welcomed = asyncio.Event()
         self._cell: Cell | None = None
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._dead = asyncio.create_task(process.process.wait())
         self._dead.add_done_callback(lambda _: self._attachment.retire())
+        self._is_stopping = False
         self._tasks = [
-            asyncio.create_task(pump)
-            for pump in (
+            asyncio.create_task(work)
+            for work in (
                 self._watch_shell(),
                 self._watch_control(),
                 self._watch_iopub(),
+                self._clean_up(),
             )
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end_of_watch)
 
     @classmethod
     async def start(
@@ -126,7 +134,11 @@ class Kernel:
                 timing=settings.timing,
             )
 
-        kernel = cls(spec, settings, process, number, attachment_of)
+        try:
+            kernel = cls(spec, settings, process, number, attachment_of)
+        except BaseException:
+            await process.end(grace_s=0)
+            raise
         try:
             await kernel._become_ready()
         except BaseException:
@@ -178,18 +190,21 @@ class Kernel:
         Raises:
             KernelError: KERNEL_DIED; the kernel was gone before the cell began.
         """
-        async with self._turn:
-            if not self.is_alive:
+        cell = Cell(OutputBudget(self._settings.max_output_bytes), execution_id)
+        if not await self._turns.take(cancelled):
+            return cell.not_started(generation=self.number)
+        try:
+            if self._is_stopping or not self.is_alive:
                 raise KernelError(ErrorCode.KERNEL_DIED, self._how_it_died())
-            cell = Cell(OutputBudget(self._settings.max_output_bytes), execution_id)
             if cancelled is not None and cancelled.is_set():
                 return cell.not_started(generation=self.number)
+            cell.begin()
             self._cell = cell
-            try:
-                return await self._run(cell, code, cancelled)
-            finally:
-                cell.is_open = False
-                self._cell = None
+            return await self._run(cell, code, cancelled)
+        finally:
+            cell.is_open = False
+            self._cell = None
+            self._turns.release()
 
     async def _run(
         self, cell: Cell, code: str, cancelled: asyncio.Event | None
@@ -265,7 +280,9 @@ class Kernel:
 
     def _how_it_died(self) -> str:
         code = self._process.returncode
-        if code is not None and code < 0:
+        if code is None:
+            return "the kernel is being ended"
+        if code < 0:
             with contextlib.suppress(ValueError):
                 return f"the kernel died: {signal.Signals(-code).name}"
         return f"the kernel ended with status {code}"
@@ -300,6 +317,20 @@ class Kernel:
                 await self._attachment.on_comm(message)
             elif cell := self.open_cell(message.parent_id):
                 cell.on_output(message)
+
+    async def _clean_up(self) -> None:
+        """End what a kernel that died by itself has left behind."""
+        await asyncio.wait({self._dead})
+        if not self._is_stopping:
+            await self._process.end(grace_s=0)
+
+    def _on_end_of_watch(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # Deaf to the kernel, the next cell would wait for ever.
+        _log.error("a watch of a kernel failed; it is ended", exc_info=error)
+        if self.is_alive:
+            self._process.process.kill()
 
     # -- start and stop ----------------------------------------------------------------
 
@@ -336,7 +367,12 @@ class Kernel:
             grace_s: How long the kernel may take; None: as configured.
         """
         grace_s = self._settings.shutdown_grace_s if grace_s is None else grace_s
+        self._is_stopping = True
         if self.is_alive:
+            if self._cell is not None:
+                # A kernel ends between cells only.
+                self._cell.interrupted = True
+                await self.send_control("interrupt_request", {})
             await self._attachment.close(drain_s=self._settings.drain_s)
             if grace_s > 0:
                 await self.send_control("shutdown_request", {"restart": False})

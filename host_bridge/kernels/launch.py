@@ -16,7 +16,13 @@ from jupyter_client.connect import write_connection_file
 
 from ..durable import publish
 from ..paths import SessionPaths, new_socket_directory
-from ..processes import descendants, end_processes, mark_of
+from ..processes import (
+    ProcessMark,
+    carriers,
+    descendants,
+    end_processes,
+    mark_of,
+)
 
 __all__ = ("KernelProcess", "launch")
 
@@ -37,6 +43,7 @@ class KernelProcess:
     process: asyncio.subprocess.Process
     directory: Path
     connection_file: Path
+    generation: str
     _stderr: bytearray = field(default_factory=bytearray)
     _drain: "asyncio.Task[None] | None" = None
 
@@ -58,23 +65,38 @@ class KernelProcess:
     async def end(self, *, grace_s: float) -> None:
         """End the kernel and everything it started, then remove its sockets.
 
+        Safe to call again, also at the same time.
+
         Args:
             grace_s: How long the kernel may take to end by itself, as it was
                 asked to; its descendants get none.
         """
-        marks = descendants(self.pid)
+        marks = self._descendants()
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), grace_s)
         if self.returncode is None:
-            marks += descendants(self.pid)
+            marks += self._descendants()
             # Our own child is asyncio's to reap, the rest is not.
-            self.process.kill()
-        await end_processes(marks, grace_s=0)
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
         await self.process.wait()
+        # What it has left behind has other parents by now. Asked until nothing
+        # new turns up: a process may start one more while it is ended.
+        for _ in range(3):
+            await end_processes(marks, grace_s=0)
+            marks = await asyncio.to_thread(
+                carriers, "RLM_GENERATION", self.generation
+            )
+            if not marks:
+                break
         if self._drain is not None:
             self._drain.cancel()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _descendants(self) -> list[ProcessMark]:
+        # Once it is reaped, its pid may be another's.
+        return descendants(self.pid) if self.returncode is None else []
 
     async def drain_stderr(self) -> None:
         """Keep the tail of stderr, so that the pipe never blocks the kernel."""
@@ -124,9 +146,15 @@ async def launch(
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    launched = KernelProcess(process, directory, connection_file)
+    launched = KernelProcess(
+        process, directory, connection_file, environment["RLM_GENERATION"]
+    )
     launched._drain = asyncio.create_task(launched.drain_stderr())
-    _record(paths, launched)
+    try:
+        _record(paths, launched)
+    except BaseException:
+        await launched.end(grace_s=0)
+        raise
     return launched
 
 

@@ -1,5 +1,6 @@
 """Who is asking, and whether the answer still matters (specification 10)."""
 
+import inspect
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -51,7 +52,12 @@ class RequestContext:
         Every await of a handler goes through here, so that nothing is committed
         for a retired generation. Cancellation ends the await as usual.
         """
-        self.check()
+        try:
+            self.check()
+        except RequestError:
+            if inspect.iscoroutine(work):
+                work.close()  # it is not run, and that is meant
+            raise
         result = await work
         self.check()
         return result

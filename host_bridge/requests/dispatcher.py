@@ -24,6 +24,8 @@ __all__ = ("Dispatcher", "Handler")
 
 _log = logging.getLogger(__name__)
 
+_MAX_COMPLAINT_CHARS = 2000
+
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 """Takes the validated payload; returns a result dataclass, or a dict of fields."""
 
@@ -92,7 +94,8 @@ def _validated(adapter: TypeAdapter[Any], request: Request) -> Any:
         raise RequestError(ErrorCode.INVALID_ARGUMENT, str(error)) from error
     except ValidationError as error:
         raise RequestError(
-            ErrorCode.INVALID_ARGUMENT, _complaint(request.type, error)
+            ErrorCode.INVALID_ARGUMENT,
+            _complaint(request.type, error)[:_MAX_COMPLAINT_CHARS],
         ) from error
 
 

@@ -9,6 +9,7 @@ __all__ = (
     "MAX_PAYLOAD_BYTES",
     "PayloadError",
     "check_json",
+    "encoded",
     "encoded_size",
 )
 
@@ -68,10 +69,15 @@ def check_json(value: Any, *, path: str = "payload", depth: int = 0) -> None:
             raise PayloadError(msg)
 
 
-def encoded_size(value: Any) -> int:
-    """Bytes of *value* as compact UTF-8 JSON; *value* has passed `check_json`."""
+def encoded(value: Any) -> bytes:
+    """*value* as compact UTF-8 JSON; it has passed `check_json`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return len(text.encode())
+    return text.encode()
+
+
+def encoded_size(value: Any) -> int:
+    """Bytes of *value* as `encoded` writes it."""
+    return len(encoded(value))
 
 
 def _check_text(text: str, path: str) -> None:

@@ -32,6 +32,12 @@ __all__ = ("DshHarness", "DshSettings")
 _CALL_S = 60.0
 """For calls that wait for nothing but DSH itself."""
 
+_LAST_LINES_S = 0.5
+"""After the end of the process, for what it still had to say."""
+
+_EXIT_S = 0.1
+"""After the end of the link, for the process to tell how it ended."""
+
 
 class DshHarness:
     """A DSH of our own, from `start` to `close`.
@@ -53,8 +59,10 @@ class DshHarness:
         self._link: Link | None = None
         self._ready = asyncio.Event()
         self._is_up = False
+        self._exit: str | None = None
         self._ending: str | None = None
         self._cleaning: asyncio.Task[None] | None = None
+        self._clean_lock = asyncio.Lock()
 
     @property
     def version(self) -> str:
@@ -81,14 +89,14 @@ class DshHarness:
                 await self._start(registration)
         except TimeoutError:
             words = "" if self._runtime is None else self._runtime.last_words()
-            await self.close()
+            await self._abandon()
             raise HarnessError(
                 ErrorCode.HARNESS_UNAVAILABLE,
                 "DeepSeek Harness was not up within "
                 f"{self._settings.start_timeout_s:g} s{words}",
             ) from None
         except BaseException:
-            await self.close()
+            await self._abandon()
             raise
 
     async def _start(self, registration: Registration) -> None:
@@ -97,7 +105,7 @@ class DshHarness:
         self._door = Door(self._sockets, max_line_bytes=self._max_line_bytes)
         await self._door.open()
         self._runtime = Runtime(
-            self._settings, self._door.environment, on_exit=self._lose
+            self._settings, self._door.environment, on_exit=self._hear_exit
         )
         await self._runtime.start()
         # The runtime is up only when the plugin has been answered: both at once.
@@ -127,7 +135,7 @@ class DshHarness:
             greeting.writer,
             serve=self._serve,
             on_notify=self._hear,
-            on_lost=self._lose,
+            on_lost=self._hear_link_end,
             max_line_bytes=self._max_line_bytes,
         )
         tools = [
@@ -155,14 +163,20 @@ class DshHarness:
             self._cleaning = asyncio.create_task(self._clean())
         await asyncio.shield(self._cleaning)
 
+    async def _abandon(self) -> None:
+        """Clean up after a start that failed; `close` may have run before its end."""
+        await self.close()
+        await self._clean()
+
     async def _clean(self) -> None:
-        if self._runtime is not None:
-            await self._runtime.stop()
-        if self._link is not None:
-            await self._link.close()
-        if self._door is not None:
-            await self._door.close()
-        self._remove_sockets()
+        async with self._clean_lock:
+            if self._runtime is not None:
+                await self._runtime.stop()
+            if self._link is not None:
+                await self._link.close()
+            if self._door is not None:
+                await self._door.close()
+            self._remove_sockets()
 
     def _remove_sockets(self) -> None:
         if self._sockets is not None:
@@ -170,8 +184,23 @@ class DshHarness:
             with contextlib.suppress(OSError):
                 self._sockets.rmdir()
 
+    def _hear_exit(self, reason: str) -> None:
+        """The process has ended by itself; its last lines may be on the link yet."""
+        self._exit = reason
+        if self._link is None or self._link.is_lost:
+            self._lose(reason)
+        else:
+            asyncio.get_running_loop().call_later(_LAST_LINES_S, self._lose, reason)
+
+    def _hear_link_end(self, reason: str) -> None:
+        """The link has ended; mostly because the process has, which says more."""
+        if self._exit is not None:
+            self._lose(self._exit)
+        else:
+            asyncio.get_running_loop().call_later(_EXIT_S, self._lose, reason)
+
     def _lose(self, reason: str) -> None:
-        """The process or its link has ended by itself; whichever is told first."""
+        """Tell, once, that the harness is gone, and end what is left of it."""
         if self._ending is not None:
             return
         self._ending = reason
@@ -179,13 +208,14 @@ class DshHarness:
         # Before that, `start` raises it.
         if self._is_up and self._registration is not None:
             self._registration.on_event(HarnessLost(message=reason))
-        # One without the other is of no use: end what is left of both.
         self._cleaning = asyncio.create_task(self._clean())
 
     # -- what the plugin says -----------------------------------------------------
 
     def _hear(self, method: str, params: Mapping[str, Any]) -> None:
-        event = read_event(params) if method == "event" else None
+        if method != "event" or self._ending is not None:
+            return
+        event = read_event(params)
         if event is not None and self._registration is not None:
             self._registration.on_event(event)
 

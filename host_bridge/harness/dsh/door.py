@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .link import end_connection
+
 __all__ = ("Door", "Greeting")
 
 _GREETING_S = 5.0
@@ -84,11 +86,13 @@ class Door:
         return await asyncio.shield(self._entered)
 
     async def close(self) -> None:
-        """Stop listening and send away who has not come in; safe to call twice."""
+        """Stop listening and end every connection; safe to call twice."""
         self._shut()
         for task in self._strangers:
             task.cancel()
         await asyncio.gather(*self._strangers, return_exceptions=True)
+        if self._entered is not None and self._entered.done():
+            await end_connection(self._entered.result().writer)
 
     def _shut(self) -> None:
         if self._server is not None:
@@ -101,18 +105,20 @@ class Door:
     ) -> None:
         task = asyncio.current_task()
         if task is None or self.has_entered or len(self._strangers) >= _MAX_STRANGERS:
-            writer.close()
+            await end_connection(writer)
             return
         self._strangers.add(task)
         try:
             greeting = await self._hear(reader, writer)
+            if greeting is None or self._entered is None or self._entered.done():
+                await end_connection(writer)
+                return
+            self._entered.set_result(greeting)
+            self._shut()
+        except asyncio.CancelledError:
+            await end_connection(writer)  # by `close`; nobody else has this task
         finally:
             self._strangers.discard(task)
-        if greeting is None or self._entered is None or self._entered.done():
-            writer.close()
-            return
-        self._entered.set_result(greeting)
-        self._shut()
 
     async def _hear(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -15,7 +15,7 @@ from kernel_ext.wire.strict import PayloadError, check_json
 
 from ...errors import HarnessError, HostBridgeError
 
-__all__ = ("MAX_LINE_BYTES", "Link", "Serve", "encode_message")
+__all__ = ("MAX_LINE_BYTES", "Link", "Serve", "encode_message", "end_connection")
 
 Serve = Callable[[str, Mapping[str, Any], asyncio.Event], Awaitable[Any]]
 """``(method, params, cancelled) -> result``. It settles also when cancelled."""
@@ -31,6 +31,9 @@ _UNSENT_LINES = 4
 
 _SETTLE_S = 2.0
 """How long `close` waits for calls in work after they have been cancelled."""
+
+_FLUSH_S = 1.0
+"""For what is still to be sent when a connection is closed."""
 
 _PLUGIN_CODES = frozenset(
     {
@@ -69,6 +72,17 @@ def encode_message(message: Mapping[str, Any], *, max_bytes: int) -> bytes:
             "pass a file",
         )
     return line
+
+
+async def end_connection(writer: asyncio.StreamWriter) -> None:
+    """Close *writer*; a peer that does not read is not waited for."""
+    writer.close()
+    try:
+        async with asyncio.timeout(_FLUSH_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 class Link:
@@ -174,6 +188,7 @@ class Link:
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
+        await end_connection(self._writer)
 
     def _lose(self, reason: str, *, tell: bool = True) -> None:
         if self._lost is not None:

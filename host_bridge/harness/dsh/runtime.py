@@ -12,7 +12,7 @@ from kernel_ext.wire.codes import ErrorCode
 
 from ...durable import make_private_directory, publish
 from ...errors import HarnessError
-from ...processes import ProcessMark, descendants, end_processes
+from ...processes import descendants, end_processes
 from .launch import DshSettings, build_environment, build_patch, find_command
 from .stdio import StdioClient
 
@@ -24,7 +24,10 @@ _SHOWN_CHARS = 600
 _LAST_WORDS_S = 1.0
 _SHUTDOWN_S = 8.0
 """For a shutdown in order; the plugin alone may take five of it."""
+_EXIT_S = 2.0
 _TERMINATE_S = 2.0
+_KILL_S = 2.0
+_LOOK_S = 0.01
 
 _CREDENTIAL = re.compile(rb":\s*[\"']?([^\s\"']{6,})")
 
@@ -46,7 +49,9 @@ class Runtime:
         self._client: StdioClient | None = None
         self._stderr = bytearray()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_up = False
         self._stopping = False
+        self._group_ended = False
 
     @property
     def pid(self) -> int | None:
@@ -107,6 +112,7 @@ class Runtime:
         }
         try:
             await self._started_client().call("initialize", params)
+            self._is_up = True
         except HarnessError as error:
             if error.code is ErrorCode.HARNESS_LOST:
                 # Its last words may still be on the way.
@@ -133,46 +139,59 @@ class Runtime:
     # -- ending -------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End the process in order, then by force, with everything it started."""
+        """End the process in order, then by force, with everything it started.
+
+        Safe to call again. A process that a tool has detached on purpose, into a
+        session of its own and away from its parent, is the person's and stays.
+        """
         self._stopping = True
         process = self._process
         if process is None:
             return
         begun = await asyncio.to_thread(descendants, process.pid)
-        if process.returncode is None:
+        # What is not up yet has nothing to put in order, and does not listen.
+        if process.returncode is None and self._is_up:
             await self._shut_down(process)
-        await self._end_by_force(process, begun)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if process.returncode is None and self._is_up:
+            process.terminate()
+            await _ended(process, within_s=_TERMINATE_S)
+        self._end_group(process)
+        await _ended(process, within_s=_KILL_S)
+        # What left the process group is found by the tree of before.
+        await end_processes(begun, grace_s=0)
+        # A process that stays may hold the pipes open for ever.
+        _, open_pipes = await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
+        for task in open_pipes:
+            task.cancel()
         if self._settings.credentials is not None:
             (self._settings.home / ".credentials.yaml").unlink(missing_ok=True)
 
     async def _shut_down(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(TimeoutError):
+        # It may be gone, refuse, or not answer: what follows ends it all the same.
+        with contextlib.suppress(HarnessError, TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_S):
-                # It may be gone, or refuse: what follows ends it all the same.
-                with contextlib.suppress(HarnessError):
-                    await self._started_client().call("shutdown")
-                if process.stdin is not None:
-                    process.stdin.close()
-                await process.wait()
+                await self._started_client().call("shutdown")
+        if process.stdin is not None:
+            process.stdin.close()
+        await _ended(process, within_s=_EXIT_S)
 
-    async def _end_by_force(
-        self, process: asyncio.subprocess.Process, begun: list[ProcessMark]
-    ) -> None:
-        if process.returncode is None:
-            process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _TERMINATE_S)
-        _kill_group(process)
-        await process.wait()
-        # What left the process group is found by the tree of before.
-        await end_processes(begun, grace_s=0)
+    def _end_group(self, process: asyncio.subprocess.Process) -> None:
+        if self._group_ended:  # by now its id may be somebody else's
+            return
+        self._group_ended = True
+        if sys.platform == "win32":
+            if process.returncode is None:
+                process.kill()
+            return
+        # The process leads a session of its own, so its id is that of the group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     # -- watching -----------------------------------------------------------------
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
-        _kill_group(process)
+        self._end_group(process)
         if not self._stopping:
             self._on_exit(f"DeepSeek Harness ended ({_describe(status)})")
 
@@ -182,14 +201,15 @@ class Runtime:
             del self._stderr[:-_STDERR_BYTES]
 
 
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    if sys.platform == "win32":
-        if process.returncode is None:
-            process.kill()
-        return
-    # The process leads a session of its own, so its id is that of the group.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+async def _ended(process: asyncio.subprocess.Process, *, within_s: float) -> None:
+    """Wait for the end of the process, but not longer than *within_s*.
+
+    `Process.wait` would also wait for its pipes, and others may hold those.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while process.returncode is None:  # noqa: ASYNC110  # asyncio has no event for it
+                await asyncio.sleep(_LOOK_S)
 
 
 def _describe(status: int) -> str:

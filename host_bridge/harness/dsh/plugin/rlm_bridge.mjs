@@ -334,7 +334,7 @@ function tellEvents(ctx, emit, muted) {
   // A rejected step ends the agent's driver, and what came since that step took its
   // mail would wait for the next wake: a muted root takes it out of the inbox here.
   const takeRest = agent => {
-    if (agent.status !== 'idle') return
+    if (agent.status !== 'idle' || ctx.agents.get(agent.id) !== agent) return
     for (const [target, waiting] of [['next-step', agent.inbox.nextStep], ['next-turn', agent.inbox.nextTurn]]) {
       const messages = [...waiting]
       if (messages.length === 0) continue

@@ -64,7 +64,8 @@ class World:
 
     async def start(self, **settings: Any) -> "World":
         max_line_bytes = settings.pop("max_line_bytes", 16 * 2**20)
-        await self.server.start()
+        if not self.server.base_url:
+            await self.server.start()
         self.workspace.mkdir(exist_ok=True)
         chosen = {"credentials": CREDENTIALS, "base_url": self.server.base_url}
         self.harness = DshHarness(
@@ -88,7 +89,8 @@ class World:
         )
 
     async def close(self) -> None:
-        await self.harness.close()
+        if hasattr(self, "harness"):
+            await self.harness.close()
         await self.server.close()
 
     # -- the model's words -------------------------------------------------------

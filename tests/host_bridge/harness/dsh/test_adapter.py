@@ -29,9 +29,10 @@ pytestmark = [pytest.mark.dsh, pytest.mark.asyncio(loop_scope="module")]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory):
     world = World(tmp_path_factory.mktemp("dsh"))
-    await world.start(permission_mode="danger-full-access")
-    yield world
-    await world.close()
+    try:
+        yield await world.start(permission_mode="danger-full-access")
+    finally:
+        await world.close()
 
 
 def child_of(parent_id, prompt, **more):
@@ -315,9 +316,7 @@ async def test_a_refused_muted_twin_does_not_mute_the_first(world):
 
 async def test_cancelling_an_agent_ends_its_model_request(world):
     root = await world.root()
-    await world.harness.send(
-        root, world.says(lambda t: Reply(text="late", delay_s=60))
-    )
+    await world.harness.send(root, world.says(lambda t: Reply(text="late", delay_s=60)))
     await world.until(lambda: world.requests_of(root))
     abandoned = world.server.abandoned
 
@@ -350,9 +349,7 @@ async def test_cancelling_an_agent_reaches_its_open_tool_call(world):
 
 async def test_waiting_for_idle_can_be_given_up(world):
     root = await world.root()
-    await world.harness.send(
-        root, world.says(lambda t: Reply(text="late", delay_s=60))
-    )
+    await world.harness.send(root, world.says(lambda t: Reply(text="late", delay_s=60)))
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(world.harness.wait_idle(root), 0.1)
@@ -464,8 +461,11 @@ async def test_a_root_reads_reports_and_notices_in_its_own_turns(world):
 
     root = await world.root()
     await world.ask(root, world.runs(start))
-    (created,) = [e for e in world.events if isinstance(e, AgentCreated)
-                  and e.agent.parent_id == root]
+    (created,) = [
+        e
+        for e in world.events
+        if isinstance(e, AgentCreated) and e.agent.parent_id == root
+    ]
     await settled(world, root, created.agent.id)
     await asyncio.wait_for(world.harness.wait_idle(root), WAIT_S)
 
@@ -512,7 +512,9 @@ async def test_a_child_takes_the_route_of_its_parents_running_request(world):
     children = []
 
     async def cell(call):
-        children.append(await world.harness.start_child(child_of(call.agent.id, prompt)))
+        children.append(
+            await world.harness.start_child(child_of(call.agent.id, prompt))
+        )
         return ToolOutcome(text="started")
 
     root = await world.root(route=PRO)
