@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,6 @@ from kernel_ext.wire.messages import REQUEST_TYPES
 from .agents import AgentTree
 from .credentials import Credential, close_to_other_processes
 from .demo.model_server import ModelServer
-from .durable import make_private_directory, publish
 from .errors import HarnessError, SetupError
 from .events import BridgeEvent, redacted
 from .harness.dsh.adapter import DshHarness, DshSettings
@@ -36,12 +33,12 @@ from .kernels.kernel import Kernel, KernelSettings, KernelSpec
 from .kernels.registry import KernelRegistry
 from .model import ModelChoice, ModelSetup
 from .paths import StateRoot
-from .processes import mark_of
 from .requests.agent_message import AgentMessageRequests
 from .requests.context import RequestContext
 from .requests.dispatcher import Dispatcher, Handler
 from .requests.dsh_tools import DshToolsRequests
 from .requests.rlm import RlmRequests
+from .resources import claim_directory
 from .tools import ipython
 
 __all__ = (
@@ -103,7 +100,9 @@ class Bridge:
                 self.agents, harness, settings.state, max_depth=max_depth
             ).handlers,
             **AgentMessageRequests(self.agents, harness).handlers,
-            **DshToolsRequests(harness).handlers,
+            **DshToolsRequests(
+                harness, own_tools=frozenset({ipython.SPEC.name})
+            ).handlers,
         }
         self._dispatcher = Dispatcher(self.handlers)
         self.kernels = KernelRegistry(settings.kernels, dispatch=self.dispatch)
@@ -246,11 +245,7 @@ def dsh_bridge(
         if on_close is not None:
             await on_close()
 
-    owner = mark_of(os.getpid())
-    make_private_directory(home)
-    if owner is not None:
-        # For `doctor`: whose home this is, should we not come to remove it.
-        publish(home / "owner.json", json.dumps(owner.as_json()).encode())
+    claim_directory(home)
     harness = DshHarness(
         DshSettings(
             home=home,

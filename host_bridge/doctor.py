@@ -14,9 +14,10 @@ from typing import Literal
 
 from .errors import HostBridgeError
 from .kernels.kernel import Kernel, KernelSettings, KernelSpec
-from .paths import StateRoot
-from .processes import ProcessMark
+from .paths import StateRoot, socket_directories
+from .processes import ProcessMark, mark_of
 from .requests.dispatcher import Dispatcher
+from .resources import owner_of
 
 __all__ = ("Finding", "examine")
 
@@ -65,7 +66,6 @@ async def examine(
             _state_root(state),
             await _kernel(Path(scratch)),
             *_leftovers(state),
-            *_homes(state),
         ]
         if deep and start_harness is not None:
             findings.append(await _start_harness(start_harness, Path(scratch)))
@@ -157,59 +157,49 @@ async def _kernel(scratch: Path) -> Finding:
 
 
 def _leftovers(state: StateRoot) -> list[Finding]:
-    """Sessions whose bridge is gone while a process or sockets of it remain."""
-    alive, sockets = [], []
-    for record in sorted(state.sessions.glob("*/runtime.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data = json.loads(record.read_text(encoding="utf-8"))
-            owner = ProcessMark.from_json(data["bridge"])
-            if owner.is_alive:
-                continue
-            if data["kernel"] and ProcessMark.from_json(data["kernel"]).is_alive:
-                alive.append(str(data["kernel"]["pid"]))
-            if Path(data["sockets"]).exists():
-                sockets.append(data["sockets"])
-    findings = []
-    if alive:
-        findings.append(
-            Finding(
-                topic="leftovers",
-                level="note",
-                text=f"{len(alive)} kernels outlived their bridge",
-                command=f"kill {' '.join(alive)}",
-            )
-        )
-    if sockets:
-        findings.append(
-            Finding(
-                topic="leftovers",
-                level="note",
-                text=f"{len(sockets)} socket directories of ended bridges",
-                command=f"rm -r {shlex.join(sockets)}",
-            )
-        )
-    return findings or [Finding(topic="leftovers", level="ok", text="none")]
-
-
-def _homes(state: StateRoot) -> list[Finding]:
-    """Homes of a harness whose bridge is gone: a key can be in them."""
-    left = []
-    for record in sorted(state.dsh.glob("*/owner.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            owner = ProcessMark.from_json(json.loads(record.read_text("utf-8")))
-            if not owner.is_alive:
-                left.append(str(record.parent))
-    if not left:
-        return []
-    text = f"{len(left)} homes of ended harnesses; a key can be in them"
+    """What bridges have left that were killed: kernels, sockets, harness homes."""
+    left = [
+        ("kernels outlived their bridge", "kill", _kernels_left(state)),
+        ("socket directories of ended bridges", "rm -r", _sockets_left()),
+        ("homes of ended harnesses; a key can be in them", "rm -r", _homes_left(state)),
+    ]
     return [
         Finding(
             topic="leftovers",
             level="note",
-            text=text,
-            command=f"rm -r {shlex.join(left)}",
+            text=f"{len(names)} {text}",
+            command=f"{command} {shlex.join(names)}",
         )
-    ]
+        for text, command, names in left
+        if names
+    ] or [Finding(topic="leftovers", level="ok", text="none")]
+
+
+def _kernels_left(state: StateRoot) -> list[str]:
+    alive = []
+    for record in sorted(state.sessions.glob("*/runtime.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = json.loads(record.read_text(encoding="utf-8"))
+            kernel = ProcessMark.from_json(data["kernel"])
+            if kernel.is_alive and not ProcessMark.from_json(data["bridge"]).is_alive:
+                alive.append(str(kernel.pid))
+    return alive
+
+
+def _sockets_left() -> list[str]:
+    left = []
+    for pid, directory in socket_directories():
+        with contextlib.suppress(OSError):
+            owner = mark_of(pid)
+            # A process that began after the directory only has the maker's number.
+            if owner is None or owner.started_at > directory.stat().st_mtime + 1:
+                left.append(str(directory))
+    return left
+
+
+def _homes_left(state: StateRoot) -> list[str]:
+    owners = {home: owner_of(home) for home in sorted(state.dsh.glob("*"))}
+    return [str(home) for home, owner in owners.items() if owner and not owner.is_alive]
 
 
 async def _start_harness(start: StartHarness, scratch: Path) -> Finding:

@@ -55,17 +55,20 @@ def install(choice: ModelChoice, *, prefix: str | None = None) -> Path:
     Raises:
         SetupError: STATE_ROOT_UNUSABLE; the place can not be written.
     """
+    content = json.dumps(kernelspec(choice), indent=1)
     with tempfile.TemporaryDirectory() as directory:
-        content = json.dumps(kernelspec(choice), indent=1)
-        (Path(directory) / "kernel.json").write_text(content, encoding="utf-8")
+        # Copied with its mode: the temporary directory itself is for us alone.
+        source = Path(directory) / KERNEL_NAME
+        source.mkdir()
+        (source / "kernel.json").write_text(content, encoding="utf-8")
         try:
             written = KernelSpecManager().install_kernel_spec(
-                directory, KERNEL_NAME, user=prefix is None, prefix=prefix
+                str(source), KERNEL_NAME, user=prefix is None, prefix=prefix
             )
         except OSError as error:
             raise SetupError(
                 ErrorCode.STATE_ROOT_UNUSABLE,
                 f"the kernelspec can not be written: {error.strerror or error}.",
-                next_step="rlm-kernel install --sys-prefix",
+                next_step=f"rlm-kernel install{'' if prefix else ' --sys-prefix'}",
             ) from error
     return Path(written)

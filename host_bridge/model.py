@@ -79,6 +79,20 @@ class ModelChoice:
         found = {key: str(value) for key, value in chosen.items() if value}
         return found | ({"RLM_KERNEL_SCRIPTED": "1"} if self.scripted else {})
 
+    def check(self) -> None:
+        """Look at the options alone; the key is read later, and perhaps elsewhere.
+
+        Raises:
+            SetupError: CONFIG_INVALID.
+        """
+        if self.base_url:
+            _host(self.base_url)
+            if not self.model:
+                raise SetupError(
+                    ErrorCode.CONFIG_INVALID,
+                    "--base-url needs --model, the name that the server has for it.",
+                )
+
     def setup(self) -> ModelSetup:
         """Read the key and put the harness's settings together.
 
@@ -109,12 +123,9 @@ class ModelChoice:
         return ModelSetup(route=route, credential=credential)
 
     def _server(self) -> ModelSetup:
+        self.check()
         host = _host(self.base_url or "")
-        if not self.model:
-            raise SetupError(
-                ErrorCode.CONFIG_INVALID,
-                "--base-url needs --model, the name that the server has for it.",
-            )
+        model = self.model or ""
         credential = self._credential(_SERVER_KEY, default_variable="OPENAI_API_KEY")
         if credential is None and host in _LOOPBACK:
             # A local server asks for no key, but the harness refuses to go without.
@@ -129,10 +140,10 @@ class ModelChoice:
             )
         row = {
             "id": "llm-pi-ai",
-            "config": {"providers": {_SERVER_PROVIDER: self._provider(self.model)}},
+            "config": {"providers": {_SERVER_PROVIDER: self._provider(model)}},
         }
         return ModelSetup(
-            route=Route(provider=_SERVER_PROVIDER, model=self.model),
+            route=Route(provider=_SERVER_PROVIDER, model=model),
             credential=credential,
             patch_rows=(row,),
         )

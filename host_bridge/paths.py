@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,13 @@ from kernel_ext.wire.codes import ErrorCode
 from .durable import make_private_directory
 from .errors import SetupError
 
-__all__ = ("SessionPaths", "StateRoot", "check_session_id", "new_socket_directory")
+__all__ = (
+    "SessionPaths",
+    "StateRoot",
+    "check_session_id",
+    "new_socket_directory",
+    "socket_directories",
+)
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -118,6 +124,24 @@ class StateRoot:
         return self.directory / "dsh"
 
 
+def _socket_bases(environ: Mapping[str, str]) -> list[Path]:
+    user = os.geteuid() if sys.platform != "win32" else 0
+    places = (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), _LAST_RESORT)
+    # A place of the system's is used as it is, never made by us.
+    found = [Path(place) for place in places if place and Path(place).is_absolute()]
+    return [place / f"rlm-kernel-{user}" for place in dict.fromkeys(found)]
+
+
+def socket_directories(
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[tuple[int, Path]]:
+    """Every socket directory of this user, with the process that made it."""
+    for base in _socket_bases(environ):
+        for directory in sorted(base.glob("*-*")):
+            with contextlib.suppress(ValueError):
+                yield int(directory.name.partition("-")[0], 16), directory
+
+
 def new_socket_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Make a short directory for unix sockets, for this user alone (0700).
 
@@ -127,20 +151,9 @@ def new_socket_directory(environ: Mapping[str, str] = os.environ) -> Path:
     Raises:
         SetupError: STATE_ROOT_UNUSABLE; no base is usable. The text names them.
     """
-    user = os.geteuid() if sys.platform != "win32" else 0
-    bases = [
-        Path(base) / f"rlm-kernel-{user}"
-        for base in (
-            environ.get("XDG_RUNTIME_DIR", ""),
-            tempfile.gettempdir(),
-            _LAST_RESORT,
-        )
-        # A place of the system's is used as it is, never made by us.
-        if base and Path(base).is_absolute()
-    ]
     tried = []
-    for base in bases:
-        directory = base / secrets.token_hex(4)
+    for base in _socket_bases(environ):
+        directory = base / f"{os.getpid():x}-{secrets.token_hex(4)}"
         if len(os.fsencode(directory / "bridge.sock")) > _MAX_SOCKET_PATH_BYTES:
             tried.append(f"{base} (too long)")
             continue

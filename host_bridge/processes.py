@@ -112,6 +112,6 @@ async def _still_alive(marks: set[ProcessMark], limit_s: float) -> set[ProcessMa
     a container without an init it may take for ever.
     """
     end = time.monotonic() + limit_s
-    while (living := {m for m in marks if m.is_alive}) and time.monotonic() < end:
+    while (living := {m for m in marks if m.is_alive}) and time.monotonic() < end:  # noqa: ASYNC110  # no event tells of another's child
         await asyncio.sleep(_POLL_S)
     return living

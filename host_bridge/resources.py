@@ -1,17 +1,58 @@
-"""What the processes below this one use, and which of them are left at the end."""
+"""What our processes use and own, and what of it is left at the end."""
 
 import asyncio
 import contextlib
+import json
 import os
+import shutil
+from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+from kernel_ext.wire.codes import ErrorCode
+
+from .durable import make_private_directory, publish
+from .errors import SetupError
 from .processes import ProcessMark, descendants, mark_of
 
-__all__ = ("ResourceWatch",)
+__all__ = ("ResourceWatch", "claim_directory", "owner_of")
+
+_OWNER = "owner.json"
 
 _SAMPLE_S = 0.25
+
+
+def claim_directory(directory: Path) -> Path:
+    """Make a private directory that is this process's own, with nothing in it.
+
+    What an ended process has left there is removed.
+
+    Raises:
+        SetupError: CONFIG_INVALID; a live process has it. STATE_ROOT_UNUSABLE.
+    """
+    owner, own = owner_of(directory), mark_of(os.getpid())
+    if owner is not None and owner != own and owner.is_alive:
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            f'the session "{directory.name}" is in use by process {owner.pid}.',
+            next_step="wait for it, or choose another --session",
+        )
+    if owner is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+    make_private_directory(directory)
+    if own is not None:
+        publish(directory / _OWNER, json.dumps(own.as_json()).encode())
+    return directory
+
+
+def owner_of(directory: Path) -> ProcessMark | None:
+    """The process that has claimed *directory*; None where nobody has."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return ProcessMark.from_json(
+            json.loads((directory / _OWNER).read_text("utf-8"))
+        )
+    return None
 
 
 class ResourceWatch:

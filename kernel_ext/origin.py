@@ -6,8 +6,8 @@ belong to, so we keep our own variable: tasks copy it, threads are given it.
 """
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
@@ -67,7 +67,11 @@ def _start_with_origin(thread: threading.Thread) -> None:
 
 
 def _submit_with_origin(
-    pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any
+    pool: ThreadPoolExecutor,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **options: Any,
 ) -> "Future[Any]":
     origin = _origin.get()
 

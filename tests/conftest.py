@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,6 +100,13 @@ def no_process_is_left() -> Iterator[None]:
     assert described == []
 
 
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # Where nobody reaps orphans, they stay as zombies.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @dataclass
 class Waits:
     """Bounded waits; a test that hangs says where."""
@@ -111,18 +120,12 @@ class Waits:
 
     async def gone(self, *pids: int, bound_s: float | None = None) -> bool:
         """Whether these processes end within the bound."""
-        processes = []
-        for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                processes.append(psutil.Process(pid))
-        bound = bound_s or self.bound_s
-        _, left = await asyncio.to_thread(psutil.wait_procs, processes, bound)
-        alive = []
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process.pid)
-        return not alive
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound_s or self.bound_s):
+                # The end of a stranger's process is no event; it is looked for.
+                while any(_runs(pid) for pid in pids):
+                    await asyncio.sleep(0.01)
+        return not any(_runs(pid) for pid in pids)
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +199,9 @@ class KernelLab:
         self._registries: list[KernelRegistry] = []
         self._numbers = itertools.count(1)
 
-    def spec(self, agent_id: str | None = None, *, cwd: Path | None = None) -> KernelSpec:
+    def spec(
+        self, agent_id: str | None = None, *, cwd: Path | None = None
+    ) -> KernelSpec:
         """A new agent's kernel, in a working directory of its own."""
         agent_id = agent_id or f"agent-{next(self._numbers)}"
         where = cwd or self.directory / f"cwd-{agent_id}"
@@ -289,7 +294,9 @@ class Stage:
         """A root agent in the stage's directory."""
         return await self.bridge.create_root(name, cwd=self.directory, **options)
 
-    async def cell(self, agent: AgentInfo, code: str, **options: Any) -> ExecutionResult:
+    async def cell(
+        self, agent: AgentInfo, code: str, **options: Any
+    ) -> ExecutionResult:
         """Run one cell in the agent's kernel, outside any model's call."""
         async with asyncio.timeout(WAIT_S):
             kernel = await self.bridge.kernel_of(agent)
@@ -383,32 +390,54 @@ def raw_client() -> Iterator[Callable[..., RawClient]]:
         client.close()
 
 
-@contextlib.contextmanager
-def blocking_client(connection_file: Path) -> Iterator[BlockingKernelClient]:
-    """An independent Jupyter client, as a front end would be."""
-    context = zmq.Context()
-    client = BlockingKernelClient(context=context)
-    client.load_connection_file(str(connection_file))
-    client.start_channels()
-    try:
-        yield client
-    finally:
-        client.stop_channels()
-        context.destroy(0)
+VISITOR = """
+import json, sys
+from jupyter_client import BlockingKernelClient
+
+client = BlockingKernelClient(connection_file=sys.argv[1])
+client.load_connection_file()
+client.start_channels()
+client.wait_for_ready(timeout=15)
+for code in sys.argv[2:]:
+    outputs = []
+    reply = client.execute_interactive(
+        code, timeout=30, output_hook=outputs.append, allow_stdin=False
+    )
+    contents = [(m["msg_type"], m["content"]) for m in outputs]
+    values = [c["data"]["text/plain"] for k, c in contents if k == "execute_result"]
+    print(json.dumps({
+        "status": reply["content"]["status"],
+        "value": values[0] if values else None,
+        "stdout": "".join(c["text"] for k, c in contents if k == "stream"),
+        "key": client.session.key.decode(),
+    }))
+client.stop_channels()
+"""
 
 
 @pytest.fixture(scope="session")
-def join_kernel() -> Callable[
-    [Path], contextlib.AbstractContextManager[BlockingKernelClient]
-]:
-    """Joins a kernel with a stock client of jupyter_client."""
-    return blocking_client
+def visit() -> Callable[..., Awaitable[list[dict[str, Any]]]]:
+    """Runs cells by a stock client of jupyter_client, in a process of its own."""
 
+    async def visit(connection_file: Path | str, *cells: str) -> list[dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            VISITOR,
+            str(connection_file),
+            *cells,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0
+        return [json.loads(line) for line in said.splitlines()]
 
-@pytest.fixture(scope="session")
-def as_data() -> Callable[[Any], dict[str, Any]]:
-    """A wire message as it travels."""
-    return asdict
+    return visit
 
 
 @pytest.fixture

@@ -4,18 +4,20 @@ import io
 import json
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 import typer
 
 from kernel_ext.wire.codes import ErrorCode
 
-from ..errors import HostBridgeError
+from ..errors import HostBridgeError, SetupError
 
 __all__ = (
     "EXIT_ERROR",
     "EXIT_STOPPED",
     "EXIT_UNUSABLE",
+    "here",
     "note",
     "print_json",
     "run_command",
@@ -55,11 +57,13 @@ def note(text: str, *, end: str = "\n") -> None:
         sys.stderr = _nowhere()
 
 
-def _failure_to_write(stream: TextIO, text: str) -> OSError | None:
+def _failure_to_write(stream: TextIO | None, text: str) -> OSError | None:
     """Write what the stream's encoding can carry; return what stood in the way.
 
     Lines are written in the middle of other work, which has to go on.
     """
+    if stream is None:  # it was closed before we were started
+        return None
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -76,6 +80,22 @@ def _nowhere() -> TextIO:
 def print_json(data: dict[str, Any]) -> None:
     """Write one JSON object for programs to stdout."""
     say(json.dumps(data, ensure_ascii=False))
+
+
+def here() -> Path:
+    """The directory that the command was started in.
+
+    Raises:
+        SetupError: CONFIG_INVALID; it does not exist any more.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            "the current directory can not be used; is it there still?",
+            next_step="cd",
+        ) from error
 
 
 def run_command(work: Coroutine[Any, Any, T], *, as_json: bool) -> T:

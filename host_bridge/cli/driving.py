@@ -1,9 +1,9 @@
 """Drives a run from a terminal: interrupts stop it, and what it cost is told."""
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .boundary import here
 from .interrupts import stop_requests, undisturbed
 from .progress import Progress
 
@@ -42,11 +42,12 @@ async def drive(
         stopping.append(asyncio.create_task(run.stop()))
 
     try:
+        cwd = here()
         with stop_requests(stop):
             progress.line(f"starting {bridge.harness.version}")
             await bridge.start()
             progress.harness_is_up()
-            await bridge.create_root(session, cwd=Path.cwd())
+            await bridge.create_root(session, cwd=cwd)
             outcome = await run.drive(task)
             progress.has_answer()
             return outcome

@@ -4,7 +4,6 @@ import asyncio
 import sys
 import uuid
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,15 @@ import typer
 from kernel_ext.wire.codes import ErrorCode
 
 from ..errors import SetupError
-from .boundary import EXIT_ERROR, EXIT_STOPPED, note, print_json, run_command, say
+from .boundary import (
+    EXIT_ERROR,
+    EXIT_STOPPED,
+    here,
+    note,
+    print_json,
+    run_command,
+    say,
+)
 from .interrupts import stop_requests, undisturbed
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
     from ..harness.script import run_fenced_python
     from ..paths import StateRoot
 
-    cell = _read(code)
+    cell, cwd = _read(code), here()
     state = StateRoot.find()
     paths = state.session(
         f"exec-{uuid.uuid4().hex[:12]}" if session is None else session
@@ -58,9 +65,7 @@ async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
     try:
         with stop_requests(cancelled.set):
             await bridge.start()
-            person = await bridge.create_root(
-                paths.directory.name, cwd=Path.cwd(), muted=True
-            )
+            person = await bridge.create_root(paths.directory.name, cwd=cwd, muted=True)
             kernel = await bridge.kernel_of(person)
             return await kernel.execute(cell, cancelled=cancelled)
     finally:
@@ -73,7 +78,7 @@ async def _execute(code: str | None, session: str | None) -> "ExecutionResult":
 def _read(code: str | None) -> str:
     if code is not None and code != "-":
         return code
-    if code is None and sys.stdin.isatty():
+    if sys.stdin is None or (code is None and sys.stdin.isatty()):
         raise SetupError(
             ErrorCode.CONFIG_INVALID,
             "there is no cell to run.",

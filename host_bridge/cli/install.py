@@ -46,6 +46,7 @@ def install_kernel(
             key_file=key_file.absolute() if key_file else None,
             scripted=scripted,
         )
+        choice.check()
         return install(choice, prefix=sys.prefix if sys_prefix else None)
 
     directory = run_command(work(), as_json=as_json)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import HostBridgeError
+from kernel_ext.wire.codes import ErrorCode
+
+from ..errors import HostBridgeError, SetupError
 from .boundary import EXIT_STOPPED, note, print_json, run_command, say
 
 if TYPE_CHECKING:
@@ -81,6 +83,12 @@ async def _run(
     from .driving import drive
     from .progress import Progress
 
+    if not task.strip():
+        raise SetupError(
+            ErrorCode.CONFIG_INVALID,
+            "the task is empty.",
+            next_step="rlm-kernel run --help",
+        )
     name = f"run-{uuid.uuid4().hex[:12]}" if session is None else session
     state = StateRoot.find()
     paths = state.session(name)

@@ -1,7 +1,10 @@
 """The sockets of one kernel: signed messages out, verified messages in."""
 
+import asyncio
+import contextlib
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,8 @@ from ..errors import KernelError
 __all__ = ("Channels", "Message")
 
 _log = logging.getLogger(__name__)
+
+_NUDGE_S = 0.25
 
 Channel = Literal["shell", "control", "iopub"]
 
@@ -105,6 +110,23 @@ class Channels:
                 _log.warning("%s message refused: %s", channel, type(error).__name__)
                 continue
             yield message
+
+    async def until_subscribed(self, welcomed: asyncio.Event) -> None:
+        """Wait for the kernel's welcome, which says that our subscription is through.
+
+        A kernel that publishes at the moment in which it arrives does not see it
+        (ipykernel 7.4: one start in a hundred), until it sees another one.
+
+        Args:
+            welcomed: Set by who receives ``iopub_welcome``.
+        """
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(welcomed.wait(), _NUDGE_S)
+                return
+            topic = secrets.token_hex(8).encode()
+            self._sockets["iopub"].subscribe(topic)
+            self._sockets["iopub"].unsubscribe(topic)
 
     def close(self) -> None:
         """Close the sockets; safe to call twice."""

@@ -17,6 +17,7 @@ from .attachment import Attachment, Dispatch, Timing
 from .channels import Channels
 from .environment import KernelVariables, kernel_environment
 from .execution import Cell, ExecutionResult, OutputBudget
+from .interrupt import Interrupts
 from .launch import KernelProcess, launch
 from .turns import Turns
 
@@ -69,6 +70,7 @@ class Kernel:
         self._welcomed = asyncio.Event()
         self._cell: Cell | None = None
         self._turns = Turns()
+        self._interrupts = Interrupts(self.send_control)
         self._dead = asyncio.create_task(process.process.wait())
         self._dead.add_done_callback(lambda _: self._attachment.retire())
         self._is_stopping = False
@@ -256,8 +258,12 @@ class Kernel:
         cell.interrupted = True
         half_s = self._settings.interrupt_grace_s / 2
         for _ in range(2):
-            await self._channels.send("control", "interrupt_request", {})
+            if not self.is_alive:
+                return
+            await self._interrupts.send()
             if await self._settled(cell, asyncio.sleep(half_s)):
+                if self.is_alive:
+                    await self._interrupts.until_taken()
                 return
         await self._process.end(grace_s=0)
 
@@ -308,6 +314,7 @@ class Kernel:
     async def _watch_control(self) -> None:
         async for message in self._channels.receive("control"):
             self._attachment.on_control(message)
+            self._interrupts.on_control(message)
 
     async def _watch_iopub(self) -> None:
         async for message in self._channels.receive("iopub"):
@@ -338,7 +345,7 @@ class Kernel:
         try:
             async with asyncio.timeout(self._settings.startup_timeout_s):
                 # A request sent before our subscription is through would be lost.
-                await self._or_death(self._welcomed.wait())
+                await self._or_death(self._channels.until_subscribed(self._welcomed))
                 self._tasks.append(asyncio.create_task(self._attachment.beat()))
                 await self._or_death(self._attachment.attached.wait())
         except TimeoutError:
@@ -372,7 +379,7 @@ class Kernel:
             if self._cell is not None:
                 # A kernel ends between cells only.
                 self._cell.interrupted = True
-                await self.send_control("interrupt_request", {})
+                await self._interrupts.send()
             await self._attachment.close(drain_s=self._settings.drain_s)
             if grace_s > 0:
                 await self.send_control("shutdown_request", {"restart": False})

@@ -85,9 +85,7 @@ class KernelProcess:
         # new turns up: a process may start one more while it is ended.
         for _ in range(3):
             await end_processes(marks, grace_s=0)
-            marks = await asyncio.to_thread(
-                carriers, "RLM_GENERATION", self.generation
-            )
+            marks = await asyncio.to_thread(carriers, "RLM_GENERATION", self.generation)
             if not marks:
                 break
         if self._drain is not None:

@@ -15,10 +15,16 @@ __all__ = ("DshToolsRequests",)
 
 
 class DshToolsRequests:
-    """Handlers of the `dsh_tools` family; the harness's own policy decides."""
+    """Handlers of the `dsh_tools` family; the harness's own policy decides.
 
-    def __init__(self, harness: Harness) -> None:
+    Args:
+        harness: Has the tools.
+        own_tools: Names of tools that run in the caller's own kernel.
+    """
+
+    def __init__(self, harness: Harness, *, own_tools: frozenset[str]) -> None:
         self._harness = harness
+        self._own_tools = own_tools
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -45,6 +51,12 @@ class DshToolsRequests:
                 ErrorCode.REQUEST_SCOPE_CLOSED,
                 "tools are called from a cell while the model's ipython call that runs "
                 "it is open; this one has ended, or no model runs it",
+            )
+        if payload.name in self._own_tools:
+            # It would wait for the kernel that waits for it.
+            raise RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"a cell can not call {payload.name}: it runs in that kernel already",
             )
         result = await context.step(
             self._harness.call_tool(

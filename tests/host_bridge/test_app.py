@@ -1,5 +1,6 @@
 """The object graph of a bridge: roots, kernels of agents, and its end."""
 
+import ast
 import asyncio
 
 import pytest
@@ -89,52 +90,38 @@ async def test_closing_ends_kernels_and_the_turns_that_use_them(state, tmp_path,
 
 
 @pytest.mark.kernel
-async def test_two_sessions_of_one_bridge_share_nothing(
-    open_stage, join_kernel, waits
-):
-    """An independent Jupyter client reaches each by its connection file."""
-    async with open_stage() as stage:
-        kernels = {}
-        for name in ("one", "two"):
-            root = await stage.root(name)
-            kernels[name] = await waits.within(stage.bridge.kernel_of(root))
-        found = {
-            name: await asyncio.to_thread(_visit, join_kernel, kernel, name)
-            for name, kernel in kernels.items()
-        }
-        # What the independent client left is there for the agent, and only there.
-        seen = {
-            name: (await waits.within(kernel.execute("sorted(shared)"))).result
-            for name, kernel in kernels.items()
-        }
-
-    assert seen == {"one": "['one']", "two": "['two']"}
-    one, two = found["one"], found["two"]
-    assert one.keys() == two.keys()
-    assert [key for key in one if one[key] == two[key]] == []
-    for name, facts in found.items():
-        assert f"/sessions/{name}" in facts["session_dir"]
-
-
-def _visit(join_kernel, kernel, name):
+async def test_two_sessions_of_one_bridge_share_nothing(open_stage, visit, waits):
     code = (
         "import os\n"
-        "shared = globals().get('shared', set()); shared.add(%r)\n"
-        "r = await rlm('p', name='child of %s')\n"
-        "{'pid': os.getpid(), 'session_dir': os.environ['RLM_SESSION_DIR'],\n"
-        " 'generation': os.environ['RLM_GENERATION'],\n"
-        " 'ipython': os.environ['IPYTHONDIR'],\n"
+        "shared = globals().get('shared', set()); shared.add(os.getpid())\n"
+        "r = await rlm('p', name=f'child of {os.getpid()}')\n"
+        "{**{name: os.environ[name] for name in\n"
+        "    ('RLM_SESSION_DIR', 'RLM_GENERATION', 'IPYTHONDIR')},\n"
         " 'children': [c.name for c in await rlm.list_subagents()],\n"
-        " 'names': sorted(shared)}" % (name, name)
+        " 'pids': sorted(shared), 'cwd': os.getcwd()}"
     )
-    with join_kernel(kernel.connection_file) as client:
-        client.wait_for_ready(timeout=15)
-        outputs = []
-        reply = client.execute_interactive(
-            code, timeout=15, output_hook=outputs.append, allow_stdin=False
-        )
-        assert reply["content"]["status"] == "ok", reply["content"]
-        values = [m for m in outputs if m["msg_type"] == "execute_result"]
-        facts = eval(values[0]["content"]["data"]["text/plain"])
-        facts["key"] = client.session.key
-        return facts
+    async with open_stage() as stage:
+        kernels = []
+        for name in ("one", "two"):
+            cwd = stage.directory / name
+            cwd.mkdir()
+            root = await stage.bridge.create_root(name, cwd=cwd)
+            kernels.append(await waits.within(stage.bridge.kernel_of(root)))
+        found = [
+            (await waits.within(visit(kernel.connection_file, code)))[0]
+            for kernel in kernels
+        ]
+        # What the visitor left is there for the agent, and only there.
+        seen = [
+            (await waits.within(kernel.execute("sorted(shared)"))).result
+            for kernel in kernels
+        ]
+
+    assert [visited["status"] for visited in found] == ["ok", "ok"]
+    one, two = (ast.literal_eval(visited["value"]) for visited in found)
+    assert [key for key in one if one[key] == two[key]] == []
+    assert found[0]["key"] != found[1]["key"]
+    assert seen == [str(one["pids"]), str(two["pids"])]
+    assert one["pids"] == [kernels[0].pid]
+    assert one["children"] == [f"child of {kernels[0].pid}"]
+    assert two["RLM_SESSION_DIR"].endswith("/sessions/two")

@@ -179,7 +179,7 @@ class Place:
         return {
             str(path): path.lstat().st_mtime
             for path in sorted(self.directory.rglob("*"))
-            if self.directory / "tmp" not in path.parents
+            if self.directory / "tmp" not in (path, *path.parents)
         }
 
     def is_clean(self) -> bool:

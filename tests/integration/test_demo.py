@@ -36,8 +36,8 @@ def running(place, until):
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"LANG": "C"}, DEAD_PROXIES],
-    ids=["plain", "without-utf8", "with-proxies"],
+    [{}, DEAD_PROXIES],
+    ids=["plain", "with-proxies"],
 )
 def test_three_children_report_and_the_sum_matches_every_time(place, environ):
     ended = place.run("demo", "--json", **environ)
@@ -98,17 +98,9 @@ def test_an_interrupt_while_the_harness_starts_makes_no_model_request(place, unt
     assert place.is_clean()
 
 
-def test_two_interrupts_end_at_once_and_leave_nothing(place, running, until):
-    running.interrupt()
-    running.interrupt()
-
-    ended = running.ended(within_s=10)
-    assert ended.status == 130
-    assert "Traceback" not in ended.stderr
-    assert place.is_clean()
-
-
-def test_interrupts_without_end_do_not_break_the_cleaning_up(place, running, until):
+def test_a_second_interrupt_ends_and_more_of_them_do_not_break_the_cleaning_up(
+    place, running, until
+):
     def ends_while_it_is_interrupted():
         running.interrupt()
         return running.process.poll() is not None
@@ -122,9 +114,8 @@ def test_interrupts_without_end_do_not_break_the_cleaning_up(place, running, unt
     assert place.is_clean()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_leaves_nothing(place, running, number):
-    running.process.send_signal(number)
+def test_sigterm_in_the_middle_leaves_nothing(place, running):
+    running.process.terminate()
 
     assert running.ended().status == 130
     assert place.is_clean()

@@ -129,18 +129,19 @@ async def test_a_refused_request_is_made_once_and_told_in_four_lines(
     assert place.sessions() == set()
 
 
-@pytest.mark.parametrize("status", [429, 500])
+@pytest.mark.parametrize(("status", "retries"), [(429, 1), (500, 0)])
 async def test_a_busy_server_is_asked_again_and_given_up_at_the_limit(
-    place, provider, run, status
+    place, provider, run, status, retries
 ):
     provider.script = failing(status, "busy")
 
-    ended = await run("hello", "--retries", "1")
+    ended = await run("hello", "--retries", str(retries))
 
     assert ended.status == 2
-    assert len(provider.seen) == 2
-    assert f"model server busy ({status}), retry 1" in ended.stderr
-    assert "retry 2" not in ended.stderr
+    assert len(provider.seen) == retries + 1
+    told = [f"model server busy ({status}), retry {n + 1}" for n in range(retries)]
+    assert all(line in ended.stderr for line in told)
+    assert f"retry {retries + 1}" not in ended.stderr
     assert "MODEL_BUSY: " in ended.stderr
     assert ended.next_step
     assert place.is_clean()
@@ -184,14 +185,12 @@ async def test_a_refusal_is_json_for_programs(provider, run):
     assert ended.json["next"]
 
 
-@pytest.mark.parametrize("source", ["variable", "chosen-variable", "file"])
+@pytest.mark.parametrize("source", ["chosen-variable", "file"])
 async def test_no_process_has_the_key_in_its_environment(
     place, provider, until, key, source
 ):
     words, environ, file = (), {}, place.directory / "key"
     match source:
-        case "variable":
-            environ = {"OPENAI_API_KEY": key}
         case "chosen-variable":
             words, environ = ("--key-env", "MY_OWN_KEY"), {"MY_OWN_KEY": key}
         case "file":
@@ -323,18 +322,6 @@ def test_an_unknown_provider_is_refused_without_a_request(place):
     assert place.is_clean()
 
 
-def test_the_scripted_model_needs_neither_key_nor_network(place):
-    ended = place.run(
-        "run",
-        "--scripted",
-        "```python\nprint(6 * 7)\n```",
-        HTTPS_PROXY="http://127.0.0.1:9",
-    )
-
-    assert (ended.status, ended.stdout) == (0, "42\n")
-    assert place.is_clean()
-
-
 async def test_an_interrupt_while_the_server_thinks_ends_with_130(
     place, provider, until
 ):
@@ -348,3 +335,41 @@ async def test_an_interrupt_while_the_server_thinks_ends_with_130(
     assert ended.status == 130
     assert ended.stdout == "Stopped.\n"
     assert place.is_clean()
+
+
+def test_two_runs_do_not_share_one_session(place, until):
+    task = "```python\nimport pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n```"
+    first = place.start("run", "--scripted", "--session", "mine", task)
+    until((place.cwd / "began").exists)
+
+    second = place.run("run", "--scripted", "--session", "mine", "hello")
+
+    assert first.process.poll() is None
+    first.interrupt()
+    assert first.ended().status == 130
+    assert second.status == 2
+    assert second.stderr.startswith("CONFIG_INVALID: ")
+    assert str(first.pid) in second.stderr
+    assert place.is_clean()
+
+
+def test_a_session_that_was_killed_can_be_run_again(place, until):
+    task = "```python\nimport pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n```"
+    killed = place.start("run", "--scripted", "--session", "mine", task)
+    until((place.cwd / "began").exists)
+    killed.kill()
+    killed.ended()
+    until(lambda: not place.processes())
+
+    ended = place.run("run", "--scripted", "--session", "mine", "```python\n6 * 7\n```")
+
+    assert (ended.status, ended.stdout) == (0, "42\n")
+    assert place.harness_homes() == set()
+
+
+def test_an_empty_task_is_refused(place):
+    ended = place.run("run", "--scripted", " ")
+
+    assert ended.status == 2
+    assert ended.next_step == "rlm-kernel run --help"
+    assert not place.home.exists()

@@ -30,7 +30,9 @@ class Wire:
 
     sent: list[tuple[str, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
 
-    def __call__(self, comm_id: str, data: dict[str, Any], parent: dict[str, Any]) -> None:
+    def __call__(
+        self, comm_id: str, data: dict[str, Any], parent: dict[str, Any]
+    ) -> None:
         self.sent.append((comm_id, data, parent))
 
     def ids(self, kind: str = "request") -> list[int]:

@@ -53,7 +53,9 @@ async def test_run_and_the_call_are_the_same(run):
 
 
 async def test_the_handle_comes_while_the_childs_model_is_blocked(run, stage):
-    prompt = stage.plays("<blocked>", lambda transcript: Reply(text="late", delay_s=300))
+    prompt = stage.plays(
+        "<blocked>", lambda transcript: Reply(text="late", delay_s=300)
+    )
 
     child_id = await run(f"blocked = await rlm({prompt!r}); blocked.rlm_child_id")
 
@@ -70,17 +72,19 @@ async def test_five_children_of_one_gather_report(run, stage):
     tasks = [
         stage.plays(
             f"<square {n}>",
-            lambda transcript, n=n: Reply(text="closed")
-            if transcript.tool_results
-            else Reply(
-                tool_uses=(
-                    ToolUse(
-                        name="ipython",
-                        arguments={
-                            "code": f"await agent_message.send('{n * 11}', "
-                            "receiver_role='parent')"
-                        },
-                    ),
+            lambda transcript, n=n: (
+                Reply(text="closed")
+                if transcript.tool_results
+                else Reply(
+                    tool_uses=(
+                        ToolUse(
+                            name="ipython",
+                            arguments={
+                                "code": f"await agent_message.send('{n * 11}', "
+                                "receiver_role='parent')"
+                            },
+                        ),
+                    )
                 )
             ),
         )
@@ -140,31 +144,53 @@ async def test_the_depth_in_the_environment_decides_nothing(run):
     ("call", "error"),
     [
         ("rlm(3)", ("TypeError", "prompt must be str, got int")),
-        ("rlm('p', temperature=1)", ("HostError", "Unsupported rlm.run kwargs: temperature")),
+        (
+            "rlm('p', temperature=1)",
+            ("HostError", "Unsupported rlm.run kwargs: temperature"),
+        ),
         ("rlm('p', b=1, a=2)", ("HostError", "Unsupported rlm.run kwargs: a, b")),
         ("rlm.find_models(3)", ("TypeError", "query must be str, got int")),
-        ("rlm.find_models('q', limit='8')", ("TypeError", "limit must be int, got str")),
+        (
+            "rlm.find_models('q', limit='8')",
+            ("TypeError", "limit must be int, got str"),
+        ),
         ("rlm.delete_subagent('  ')", ("ValueError", "target must not be empty")),
         (
             "rlm.delete_subagent(3)",
             ("TypeError", "target must be str or RLMSubagent, got int"),
         ),
-        ("agent_message.send(3, receiver_role='parent')",
-         ("TypeError", "message must be str, got int")),
-        ("agent_message.send('m', 'x', receiver_role='parent')",
-         ("TypeError", "positional agent_message.send targets are not supported; "
-          "use receiver_role and receiver_name")),
-        ("agent_message.send('m', receiver_role='boss')",
-         ("ValueError", 'receiver_role must be "parent", "sibling", or "child"')),
-        ("agent_message.send('m', receiver_role='parent', receiver_name='x')",
-         ("ValueError", "receiver_name must be omitted for parent messages")),
-        ("agent_message.send('m', receiver_role='child')",
-         ("ValueError", "receiver_name is required for sibling and child messages")),
+        (
+            "agent_message.send(3, receiver_role='parent')",
+            ("TypeError", "message must be str, got int"),
+        ),
+        (
+            "agent_message.send('m', 'x', receiver_role='parent')",
+            (
+                "TypeError",
+                (
+                    "positional agent_message.send targets are not supported; "
+                    "use receiver_role and receiver_name"
+                ),
+            ),
+        ),
+        (
+            "agent_message.send('m', receiver_role='boss')",
+            ("ValueError", 'receiver_role must be "parent", "sibling", or "child"'),
+        ),
+        (
+            "agent_message.send('m', receiver_role='parent', receiver_name='x')",
+            ("ValueError", "receiver_name must be omitted for parent messages"),
+        ),
+        (
+            "agent_message.send('m', receiver_role='child')",
+            ("ValueError", "receiver_name is required for sibling and child messages"),
+        ),
         ("dsh_tools.call('', {})", ("TypeError", "name must be a non-empty str")),
         ("dsh_tools.call('x', [])", ("TypeError", "arguments must be a dict")),
-        ("host_request('nope')",
-         ("HostError",
-          'host request type "nope" is not available in this session')),
+        (
+            "host_request('nope')",
+            ("HostError", 'host request type "nope" is not available in this session'),
+        ),
     ],
 )
 async def test_a_refusal_has_primes_words(run, call, error):
@@ -186,8 +212,10 @@ async def test_a_refusal_has_primes_words(run, call, error):
         ("rlm('p', thinking='low')", "UNSUPPORTED_REASONING_EFFORT"),
         ("rlm.find_models()", "UNSUPPORTED_MODEL_SEARCH"),
         ("rlm.delete_subagent('x')", "UNSUPPORTED_DELETION"),
-        ("agent_message.send('m', receiver_role='sibling', receiver_name='s')",
-         "UNSUPPORTED_RELATIONSHIP"),
+        (
+            "agent_message.send('m', receiver_role='sibling', receiver_name='s')",
+            "UNSUPPORTED_RELATIONSHIP",
+        ),
         ("agent_message.send('m', receiver_role='parent')", "UNSUPPORTED_RELATIONSHIP"),
         ("dsh_tools.call('x', {})", "REQUEST_SCOPE_CLOSED"),
         ("host_request('rlm.run', {'prompt': 'p', 'type': 'x'})", "INVALID_ARGUMENT"),

@@ -65,7 +65,8 @@ class World:
 
     def child(self, **fields: Any) -> ChildRequest:
         return ChildRequest(
-            **{"parent_id": "root", "prompt": "p", "label": "l", "max_depth": 1} | fields
+            **{"parent_id": "root", "prompt": "p", "label": "l", "max_depth": 1}
+            | fields
         )
 
     def of(self, kind: type) -> list[Any]:

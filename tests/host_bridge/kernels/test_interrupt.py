@@ -51,7 +51,9 @@ async def stopped(lab, kernel, code):
         pytest.param(
             SAY + "import subprocess\nsubprocess.run(['sleep', '60'])", id="process"
         ),
-        pytest.param(SAY + "import os\nos.system('sleep 60')\ntime.sleep(60)", id="shell"),
+        pytest.param(
+            SAY + "import os\nos.system('sleep 60')\ntime.sleep(60)", id="shell"
+        ),
         pytest.param(
             "await host_request('running')\nawait asyncio.sleep(60)", id="await sleep"
         ),
@@ -66,6 +68,31 @@ async def stopped(lab, kernel, code):
             id="task group",
         ),
         pytest.param("await host_request('running', {'gate': 'never'})", id="request"),
+        pytest.param(
+            "await asyncio.sleep(0)\n" + SAY + "time.sleep(60)", id="sleep after await"
+        ),
+        pytest.param(
+            "await asyncio.sleep(0)\n" + SAY + "while True: pass", id="loop after await"
+        ),
+        pytest.param(
+            "def work():\n"
+            "    while True: sum(range(1000))\n"
+            "await host_request('running')\nwork()",
+            id="function after await",
+        ),
+        pytest.param(
+            "import time\n"
+            "async def other():\n"
+            "    await host_request('running')\n"
+            "    time.sleep(60)\n"
+            "await asyncio.gather(other(), asyncio.sleep(60))",
+            id="sleep in another task",
+        ),
+        pytest.param(
+            "import subprocess\n"
+            "await host_request('running')\nsubprocess.run(['sleep', '60'])",
+            id="process after await",
+        ),
     ],
 )
 async def test_a_stopped_cell_is_aborted_and_the_namespace_stays(lab, kernel, code):
@@ -106,7 +133,7 @@ async def test_stopping_an_awaited_request_cancels_the_hosts_work(lab, kernel):
         "await asyncio.gather(*(host_request('running', {'gate': 'never'}) "
         "for _ in range(3)))",
     )
-    await lab.host.until(lambda: len(lab.host.cancelled) == before + 3)
+    await lab.host.until(lambda: len(lab.host.cancelled) >= before + 3)
 
     assert (await kernel.execute("await host_request('after')")).status == "ok"
 
@@ -166,16 +193,17 @@ async def test_a_caller_that_is_cancelled_stops_its_cell(lab, kernel, waits):
 
 
 async def test_a_stop_that_comes_with_the_end_of_the_cell_harms_nothing(kernel, waits):
-    for _ in range(20):
+    for number in range(100):
         stop = asyncio.Event()
         cell = asyncio.create_task(kernel.execute("1", cancelled=stop))
-        await asyncio.sleep(0)
+        # From before its start to about its end.
+        await asyncio.sleep(number * 0.0002)
         stop.set()
         result = await waits.within(cell)
         assert result.status in ("ok", "aborted")
         assert result.kernel_restarted is False
-
-    assert (await waits.within(kernel.execute("6"))).result == "6"
+        after = await waits.within(kernel.execute("sum(range(50_000)) and 6"))
+        assert (after.status, after.result) == ("ok", "6")
 
 
 async def test_a_cell_that_swallows_interrupts_loses_its_kernel(lab, waits):
@@ -219,7 +247,9 @@ async def test_a_kernel_that_dies_ends_the_call_and_the_next_has_a_new_one(
     kernel = await waits.within(registry.kernel(spec))
     await kernel.execute("lost = 1")
 
-    result = await waits.within(kernel.execute(f"print('last words', flush=True)\n{code}"))
+    result = await waits.within(
+        kernel.execute(f"print('last words', flush=True)\n{code}")
+    )
     successor = await waits.within(registry.kernel(spec))
     after = await waits.within(successor.execute("'lost' in globals()"))
 

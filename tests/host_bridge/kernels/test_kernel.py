@@ -69,9 +69,13 @@ async def test_an_exception_is_an_error_with_its_name_text_and_traceback(kernel)
         pytest.param("1 +", "SyntaxError", id="syntax"),
         pytest.param("raise SystemError('x')", "SystemError", id="system error"),
         pytest.param("raise BaseException('x')", "BaseException", id="base exception"),
-        pytest.param("raise KeyboardInterrupt", "KeyboardInterrupt", id="own interrupt"),
         pytest.param(
-            "import asyncio\nraise asyncio.CancelledError", "CancelledError", id="cancel"
+            "raise KeyboardInterrupt", "KeyboardInterrupt", id="own interrupt"
+        ),
+        pytest.param(
+            "import asyncio\nraise asyncio.CancelledError",
+            "CancelledError",
+            id="cancel",
         ),
         pytest.param(
             "class Bad(Exception):\n"
@@ -200,13 +204,26 @@ async def test_a_session_keeps_its_own_files_and_no_history(kernel):
 
 
 async def test_no_queue_has_a_water_mark(kernel):
-    result = await kernel.execute(
-        "get_ipython().kernel.iopub_thread.socket.sndhwm"
-    )
+    result = await kernel.execute("get_ipython().kernel.iopub_thread.socket.sndhwm")
 
     assert result.result == "0"
     for socket in kernel._channels._sockets.values():
         assert (socket.sndhwm, socket.rcvhwm) == (0, 0)
+
+
+async def test_a_burst_of_messages_loses_none(kernel, waits):
+    """Far more than the thousand that a queue has by default."""
+    code = (
+        "k = get_ipython().kernel\n"
+        "parent = k.get_parent('shell')\n"
+        "for n in range(20_000):\n"
+        "    k.session.send(k.iopub_socket, 'stream',\n"
+        "                   {'name': 'stdout', 'text': f'{n}\\n'}, parent=parent)"
+    )
+
+    result = await waits.within(kernel.execute(code))
+
+    assert result.stdout.split() == [str(n) for n in range(20_000)]
 
 
 async def test_a_flood_of_output_loses_nothing(kernel, waits):
@@ -253,7 +270,9 @@ async def test_reloading_the_extension_keeps_requests_apart(lab, kernel, waits):
     ]
 
     assert reloaded.status == "ok"
-    assert [r.result for r in results] == [f"{{'echo': {{'n': {n}}}}}" for n in range(3)]
+    assert [r.result for r in results] == [
+        f"{{'echo': {{'n': {n}}}}}" for n in range(3)
+    ]
 
 
 async def test_input_and_breakpoints_fail_at_once(kernel, waits):
@@ -284,7 +303,11 @@ async def test_a_stopped_kernel_leaves_no_process_and_no_file(lab, waits):
 @pytest.mark.posix
 async def test_an_idle_kernel_stops_by_itself_within_its_grace(lab, waits):
     kernel = await lab.kernel(shutdown_grace_s=10.0)
-    await kernel.execute("import atexit\natexit.register(open, 'ended', 'w')")
+    await kernel.execute(
+        "import atexit, subprocess\n"
+        "atexit.register(open, 'ended', 'w')\n"
+        "child = subprocess.Popen(['sleep', '300'])"
+    )
 
     await waits.within(kernel.stop())
 
@@ -330,7 +353,9 @@ async def test_the_children_of_a_kernel_that_died_are_ended(lab, waits):
 
 async def test_stopping_a_busy_kernel_ends_its_cell(lab, waits):
     kernel = await lab.kernel(shutdown_grace_s=1.0)
-    cell = asyncio.create_task(kernel.execute("await host_request('x', {'gate': 'no'})"))
+    cell = asyncio.create_task(
+        kernel.execute("await host_request('x', {'gate': 'no'})")
+    )
     await lab.host.until(lambda: bool(lab.host.of("x")))
 
     await waits.within(kernel.stop())
@@ -345,7 +370,7 @@ async def test_exit_in_a_cell_ends_the_kernel_and_hangs_nobody(lab, waits):
     kernel = await waits.within(registry.kernel(spec))
 
     result = await waits.within(kernel.execute("exit()"))
-    assert await waits.gone(kernel.pid)
+    await waits.within(kernel._process.process.wait())
     after = await waits.within(registry.kernel(spec))
 
     assert result.status in ("ok", "error")

@@ -103,9 +103,7 @@ async def test_its_last_words_are_kept_however_much_it_says(
     shouting.chmod(0o700)
 
     process = await waits.within(
-        launch(
-            paths=paths, cwd=tmp_path, environment=environment, python=str(shouting)
-        )
+        launch(paths=paths, cwd=tmp_path, environment=environment, python=str(shouting))
     )
     await waits.within(process.process.wait())
     await waits.within(process._drain)
@@ -214,10 +212,12 @@ async def _intrude(directory: Path) -> dict:
     registry = KernelRegistry(KernelSettings(), dispatch=dispatch)
     try:
         kernel = await registry.kernel(spec)
-        await kernel.execute("open(f\"{__import__('os').environ['RLM_SESSION_DIR']}"
-                             "/exports/mine\", 'w').write('x')")
+        await kernel.execute(
+            "open(f\"{__import__('os').environ['RLM_SESSION_DIR']}"
+            "/exports/mine\", 'w').write('x')"
+        )
         sockets = [*kernel.connection_file.parent.iterdir()]
-        files = [p for p in state.directory.rglob("*")]
+        files = [*state.directory.rglob("*")]
         return await asyncio.to_thread(
             _as_nobody, [*sockets, *files, kernel.connection_file.parent]
         )
@@ -234,9 +234,7 @@ def _as_nobody(targets: list[Path]) -> dict:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            for target in targets:
-                if _reaches(target):
-                    reached.append(str(target))
+            reached += [str(target) for target in targets if _reaches(target)]
             os.write(writer, json.dumps(reached).encode())
         finally:
             os._exit(0)

@@ -232,12 +232,11 @@ async def env(kernel, name):
     return ast.literal_eval(result.result)
 
 
-async def test_two_thousand_cancelled_requests_leave_nothing_in_work(lab, kernel, waits):
-    before = len(lab.host.of("gone"))
+async def test_two_thousand_cancelled_requests_leave_nothing_in_work(kernel, waits):
     code = (
         "tasks = [asyncio.ensure_future(host_request('gone', {'gate': 'never'}))\n"
         "         for _ in range(2000)]\n"
-        "await host_request('mark') if False else await asyncio.sleep(0)\n"
+        "await asyncio.sleep(0)\n"
         "for t in tasks: t.cancel()\n"
         "r = await asyncio.gather(*tasks, return_exceptions=True)\n"
         "all(isinstance(x, asyncio.CancelledError) for x in r)"
@@ -247,7 +246,6 @@ async def test_two_thousand_cancelled_requests_leave_nothing_in_work(lab, kernel
     after = await waits.within(kernel.execute("await host_request('t', {'n': 1})"))
 
     assert (result.result, after.status) == ("True", "ok")
-    assert len(lab.host.of("gone")) - before <= 256
     assert kernel._attachment._working == {}
     assert len(kernel._attachment._answers) <= 1024 + 256
 
@@ -281,14 +279,18 @@ async def test_the_child_of_a_fork_is_not_served_twice(kernel, waits):
     )
 
     assert result.result == "0"
-    assert (await waits.within(kernel.execute("await host_request('t')"))).status == "ok"
+    assert (
+        await waits.within(kernel.execute("await host_request('t')"))
+    ).status == "ok"
 
 
 async def test_a_request_that_is_on_its_way_when_the_cell_ends_is_served(
     lab, kernel, waits
 ):
     await waits.within(
-        kernel.execute("late = asyncio.ensure_future(host_request('late', {'gate': 'l'}))")
+        kernel.execute(
+            "late = asyncio.ensure_future(host_request('late', {'gate': 'l'}))"
+        )
     )
     await lab.host.until(lambda: bool(lab.host.of("late")))
     lab.host.gate("l").set()

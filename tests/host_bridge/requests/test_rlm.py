@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from host_bridge.errors import RequestError
 from host_bridge.harness.port import AssistantText, Route
 from host_bridge.harness.script import Reply
 from host_bridge.kernels.attachment import Asker
@@ -18,7 +17,9 @@ WAIT_S = 10.0
 @pytest.fixture
 async def world(open_stage):
     """A bridge without kernels: requests are put straight to its handlers."""
-    async with open_stage(models=(Route(provider="scripted", model="m"), OTHER)) as stage:
+    async with open_stage(
+        models=(Route(provider="scripted", model="m"), OTHER)
+    ) as stage:
         await stage.root()
         yield World(stage)
 
@@ -73,7 +74,9 @@ async def test_a_child_is_admitted_before_its_first_words(world):
 
     assert world.stage.of(AssistantText) == []
     await world.stage.until(
-        lambda: [e for e in world.stage.of(AssistantText) if e.agent_id == child.rlm_child_id]
+        lambda: [
+            e for e in world.stage.of(AssistantText) if e.agent_id == child.rlm_child_id
+        ]
     )
 
 
@@ -105,7 +108,17 @@ async def test_thinking_is_refused_in_this_version(world):
 
 
 @pytest.mark.parametrize(
-    "model", ["missing/local", "m", "scripted/", "/m", "scripted/m ", "Scripted/M", "gateway/org", ""]
+    "model",
+    [
+        "missing/local",
+        "m",
+        "scripted/",
+        "/m",
+        "scripted/m ",
+        "Scripted/M",
+        "gateway/org",
+        "",
+    ],
 )
 async def test_a_model_that_is_not_advertised_is_refused_before_any_child(world, model):
     reply = await world.run(model=model)
@@ -179,7 +192,9 @@ async def test_of_many_children_of_one_name_at_once_one_is_admitted(world):
 async def test_children_without_a_name_are_numbered(world):
     replies = await asyncio.gather(*(world.run() for _ in range(5)))
 
-    assert sorted(r.result["name"] for r in replies) == [f"rlm-{n}" for n in range(1, 6)]
+    assert sorted(r.result["name"] for r in replies) == [
+        f"rlm-{n}" for n in range(1, 6)
+    ]
 
 
 async def test_the_name_of_a_child_that_could_not_be_made_is_free(world, monkeypatch):
@@ -249,7 +264,9 @@ def stage_gate():
 
         def prompt(self, stage):
             # The scripted model thinks for so long; the test ends before.
-            return stage.plays("<busy>", lambda transcript: Reply(text="late", delay_s=60))
+            return stage.plays(
+                "<busy>", lambda transcript: Reply(text="late", delay_s=60)
+            )
 
         def open(self):
             pass
@@ -392,7 +409,10 @@ async def test_no_sender_can_be_named(world, extra):
 @pytest.mark.parametrize(
     ("payload", "code"),
     [
-        ({"receiver_role": "sibling", "receiver_name": "s"}, "UNSUPPORTED_RELATIONSHIP"),
+        (
+            {"receiver_role": "sibling", "receiver_name": "s"},
+            "UNSUPPORTED_RELATIONSHIP",
+        ),
         ({"receiver_role": "child", "receiver_name": "c"}, "UNSUPPORTED_RELATIONSHIP"),
         ({"receiver_role": "parent", "receiver_name": "p"}, "INVALID_ARGUMENT"),
         ({"receiver_role": "all"}, "INVALID_ARGUMENT"),
@@ -456,5 +476,3 @@ async def test_a_tool_call_that_belongs_to_no_open_cell_is_refused(world):
     reply = await world.ask("dsh_tools.call", name="x", arguments={})
 
     assert reply.code == "REQUEST_SCOPE_CLOSED"
-
-
