@@ -3,48 +3,35 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kernel_ext.wire.codes import ErrorCode
 from kernel_ext.wire.envelope import ErrorReply, OkReply, Request
 from kernel_ext.wire.messages import REQUEST_TYPES
 
-from .agents import AgentTree
-from .credentials import Credential, close_to_other_processes
+from .bridge import Bridge, BridgeSettings
+from .credentials import Credential, close_to_other_processes, forget_keys
 from .demo.model_server import ModelServer
 from .errors import HarnessError, SetupError
-from .events import BridgeEvent, redacted
+from .events import BridgeEvent
 from .harness.dsh.adapter import DshHarness, DshSettings
 from .harness.port import (
-    AgentInfo,
-    Harness,
     HarnessEvent,
     HarnessLost,
-    Registration,
     Route,
 )
 from .harness.script import Script, run_fenced_python
 from .harness.scripted import ScriptedHarness
 from .kernels.attachment import Asker
-from .kernels.kernel import Kernel, KernelSettings, KernelSpec
-from .kernels.registry import KernelRegistry
+from .kernels.kernel import KernelSettings
 from .model import ModelChoice, ModelSetup
 from .paths import StateRoot
-from .requests.agent_message import AgentMessageRequests
 from .requests.context import RequestContext
 from .requests.dispatcher import Dispatcher, Handler
-from .requests.dsh_tools import DshToolsRequests
-from .requests.rlm import RlmRequests
 from .resources import claim_directory
-from .tools import ipython
 
 __all__ = (
-    "Bridge",
-    "BridgeSettings",
-    "EventListener",
     "NotebookBridge",
     "dsh_bridge",
     "scripted_bridge",
@@ -55,160 +42,13 @@ __all__ = (
 _DSH_ROUTE = Route(provider="deepseek-official", model="deepseek-v4-flash")
 """What DSH is initialised with; roots are given a route of their own."""
 
-EventListener = Callable[[HarnessEvent | BridgeEvent], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BridgeSettings:
-    """What a bridge is built from.
-
-    *route* None: the first model of *provider* that the harness advertises.
-    """
-
-    state: StateRoot
-    route: Route | None = None
-    kernels: KernelSettings = field(default_factory=KernelSettings)
-
-
-class Bridge:
-    """A harness, its agents and their kernels, put together.
-
-    Args:
-        harness: Runs model loops; not started yet.
-        settings: Bounds and places.
-        redact: Takes the key out of a text of the model's or of the harness's.
-        on_close: Awaited last, for what was made for this bridge alone.
-    """
-
-    def __init__(
-        self,
-        harness: Harness,
-        settings: BridgeSettings,
-        *,
-        redact: Callable[[str], str] = str,
-        on_close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self.harness = harness
-        self.settings = settings
-        self.redact = redact
-        self._on_close = on_close
-        self._listeners: list[EventListener] = []
-        self.agents = AgentTree(tell=self._tell)
-        max_depth = settings.kernels.max_depth
-        self.handlers: Mapping[str, Handler] = {
-            **RlmRequests(
-                self.agents, harness, settings.state, max_depth=max_depth
-            ).handlers,
-            **AgentMessageRequests(self.agents, harness).handlers,
-            **DshToolsRequests(
-                harness, own_tools=frozenset({ipython.SPEC.name})
-            ).handlers,
-        }
-        self._dispatcher = Dispatcher(self.handlers)
-        self.kernels = KernelRegistry(settings.kernels, dispatch=self.dispatch)
-        self._ipython = ipython.IpythonTool(self.kernels, self.spec_of, self._tell)
-
-    async def start(self) -> None:
-        """Start the harness with our tool and our prompt section in it.
-
-        Raises:
-            HarnessError: It can not be started here.
-        """
-        await self.harness.start(
-            Registration(
-                tools=(ipython.SPEC,),
-                sections=(ipython.GUIDANCE,),
-                on_tool_call=self._ipython.run,
-                on_event=self._on_event,
-            )
-        )
-
-    def listen(self, listener: EventListener) -> None:
-        """Give *listener* every event, after the agents have taken it."""
-        self._listeners.append(listener)
-
-    async def create_root(
-        self, agent_id: str, *, cwd: Path, muted: bool = False
-    ) -> AgentInfo:
-        """Make a root agent; a muted one is a person, who takes no turns.
-
-        Raises:
-            HarnessError: The harness refuses, or advertises no model.
-        """
-        route = await self._route()
-        info = await self.harness.create_root(
-            agent_id=agent_id, cwd=str(cwd), route=route, muted=muted
-        )
-        self.agents.add_root(info)
-        return info
-
-    async def kernel_of(self, agent: AgentInfo) -> Kernel:
-        """The live kernel of an agent."""
-        return await self.kernels.kernel(self.spec_of(agent))
-
-    def spec_of(self, agent: AgentInfo) -> KernelSpec:
-        """Where an agent's kernel works and keeps its files."""
-        return KernelSpec(
-            agent_id=agent.id,
-            depth=agent.depth,
-            cwd=Path(agent.cwd),
-            paths=self.settings.state.session(agent.id),
-        )
-
-    async def dispatch(self, request: Request, asker: Asker) -> OkReply | ErrorReply:
-        """Answer one request of a kernel."""
-        reply = await self._dispatcher.dispatch(request, asker)
-        if isinstance(reply, ErrorReply):
-            return replace(reply, error=self.redact(reply.error))
-        return reply
-
-    async def close(self) -> None:
-        """End the harness, which gives out the work, then the kernels that do it.
-
-        The sessions of children that left no files go with them.
-        """
-        await self.harness.close()
-        await self.kernels.close()
-        for agent in self.agents.everyone():
-            if agent.info.parent_id is not None:
-                paths = self.settings.state.session(agent.info.id)
-                await asyncio.to_thread(paths.remove_if_empty)
-        if self._on_close is not None:
-            await self._on_close()
-
-    async def _route(self) -> Route:
-        """The chosen model, else the first that the harness advertises.
-
-        Of a known provider it may be any: lists of models are not complete.
-        """
-        advertised = await self.harness.advertised_models()
-        chosen = self.settings.route
-        if chosen is not None and chosen.provider in {r.provider for r in advertised}:
-            return chosen
-        if chosen is None and advertised:
-            return advertised[0]
-        wanted = f"no provider of {chosen.selector}" if chosen else "no model"
-        known = ", ".join(route.selector for route in advertised[:5])
-        raise HarnessError(
-            ErrorCode.MODEL_UNAVAILABLE,
-            f"the harness has {wanted}; it has: {known or 'none'}.",
-            next_step="rlm-kernel run --help",
-        )
-
-    def _on_event(self, event: HarnessEvent) -> None:
-        event = redacted(event, self.redact)
-        self.agents.apply(event)
-        self._tell(event)
-
-    def _tell(self, event: HarnessEvent | BridgeEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
-
 
 def scripted_bridge(
     state: StateRoot, script: Script, *, kernels: KernelSettings | None = None
 ) -> Bridge:
     """A bridge on the in-memory harness: no model, no process but kernels."""
+    close_to_other_processes()
+    forget_keys()
     route = Route(provider="scripted", model="generic")
     settings = BridgeSettings(
         state=state, route=route, kernels=kernels or KernelSettings()
@@ -270,6 +110,7 @@ async def scripted_model_bridge(
     state: StateRoot, session: str, script: Script = run_fenced_python
 ) -> Bridge:
     """A bridge on the real harness whose model is a script on loopback."""
+    forget_keys()
     server = ModelServer(script)
     await server.start()
     setup = ModelSetup(
@@ -322,7 +163,9 @@ class NotebookBridge:
                 self._setup = error
         self._starting: asyncio.Task[Bridge] | None = None
         self._lost: list[Bridge] = []
-        self._door = Dispatcher({name: self._forward(name) for name in REQUEST_TYPES})
+        self._door = Dispatcher(
+            {name: self._forward(name) for name in REQUEST_TYPES}, redact=self._redact
+        )
 
     async def dispatch(self, request: Request, asker: Asker) -> OkReply | ErrorReply:
         """Answer one request of the person's kernel."""
@@ -337,6 +180,10 @@ class NotebookBridge:
                 await (await starting).close()
         for bridge in self._lost:
             await bridge.close()
+
+    def _redact(self, text: str) -> str:
+        setup = self._setup
+        return setup.credential.redact(text) if isinstance(setup, ModelSetup) else text
 
     def _forward(self, name: str) -> Handler:
         async def handler(payload: Any, context: RequestContext) -> Any:

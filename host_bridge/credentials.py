@@ -14,7 +14,16 @@ from kernel_ext.wire.codes import ErrorCode
 
 from .errors import SetupError
 
-__all__ = ("Credential", "close_to_other_processes", "read_credential")
+__all__ = (
+    "WELL_KNOWN_KEYS",
+    "Credential",
+    "close_to_other_processes",
+    "forget_keys",
+    "read_credential",
+)
+
+WELL_KNOWN_KEYS = ("DEEPSEEK_API_KEY", "OPENAI_API_KEY")
+"""Variables by which people hand their keys to programs."""
 
 _PR_SET_DUMPABLE = 4
 _REDACTED = "[credential]"
@@ -80,6 +89,15 @@ def read_credential(
             f"{place} holds no key: a key is one word of ASCII.",
         )
     return Credential(name, value)
+
+
+def forget_keys() -> None:
+    """Overwrite the well-known keys in this process's environment block.
+
+    For what needs none: `read_credential` does it for the one that it reads.
+    """
+    for variable in WELL_KNOWN_KEYS:
+        _erase(variable)
 
 
 def close_to_other_processes() -> None:

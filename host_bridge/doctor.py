@@ -114,15 +114,25 @@ def _harness() -> Finding:
 
 def _state_root(state: StateRoot) -> Finding:
     text = f"{state.directory} ({state.reason})"
-    nearest = next(p for p in (state.directory, *state.directory.parents) if p.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+    if not _can_be_written(state.directory):
         return Finding(
             topic="state root",
             level="fault",
             text=f"{text} can not be written",
-            command="export RLM_KERNEL_HOME=a directory of your own",
+            command='export RLM_KERNEL_HOME="$HOME/rlm-kernel"',
         )
     return Finding(topic="state root", level="ok", text=text)
+
+
+def _can_be_written(directory: Path) -> bool:
+    """Whether *directory*, or its nearest parent that exists, takes files of ours."""
+    for path in (directory, *directory.parents):
+        try:
+            if path.exists():
+                return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+        except OSError:  # a parent that may not be entered
+            return False
+    return False
 
 
 async def _kernel(scratch: Path) -> Finding:

@@ -85,6 +85,12 @@ class ModelChoice:
         Raises:
             SetupError: CONFIG_INVALID.
         """
+        if self.scripted and len(self.as_environment()) > 1:
+            raise SetupError(
+                ErrorCode.CONFIG_INVALID,
+                "--scripted brings its own model: leave out --model, --base-url, "
+                "--key-env and --key-file.",
+            )
         if self.base_url:
             _host(self.base_url)
             if not self.model:

@@ -71,16 +71,29 @@ class SessionPaths:
         return self.directory / "ipython"
 
     def make(self) -> "SessionPaths":
-        """Make the directories, private to this user."""
-        for directory in (self.directory, self.exports, self.ipython):
+        """Make the directories, private to this user.
+
+        Raises:
+            SetupError: STATE_ROOT_UNUSABLE.
+        """
+        sessions = self.directory.parent
+        for directory in (sessions, self.directory, self.exports, self.ipython):
             make_private_directory(directory)
         return self
 
     def remove_if_empty(self) -> bool:
-        """Remove the session unless its cells left files for others."""
+        """Remove the session unless its cells left files in it.
+
+        Only what we made is removed; whether the rest is empty, the system decides.
+
+        Returns:
+            Whether it is gone.
+        """
         with contextlib.suppress(OSError):
-            if not any(self.exports.iterdir()):
-                shutil.rmtree(self.directory)
+            self.exports.rmdir()
+            shutil.rmtree(self.ipython, ignore_errors=True)
+            self.runtime.unlink(missing_ok=True)
+            self.directory.rmdir()
         return not self.directory.exists()
 
 

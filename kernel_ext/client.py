@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -23,7 +24,10 @@ from .wire.codes import ErrorCode
 from .wire.envelope import AttachReply, AttachRequest, Cancel, Request
 from .wire.strict import MAX_PAYLOAD_BYTES, PayloadError, check_json, encoded
 
-__all__ = ("ATTACH_WAIT_S", "HostClient", "Limits", "Publish")
+__all__ = ("ATTACH_WAIT_S", "CLIENT_ATTRIBUTE", "HostClient", "Limits", "Publish")
+
+CLIENT_ATTRIBUTE = "_rlm_kernel_client"
+"""Of a kernel: its client, which outlives a reload of the extension."""
 
 ATTACH_WAIT_S = 5.0
 """How long a request waits for a host: from its start, or from the end of a lease."""
@@ -178,24 +182,32 @@ class HostClient:
 
     def attach(self, message: AttachRequest) -> AttachReply:
         """Take *message*'s lease, ask again for what its host does not have in work."""
-        known = message.generation == self.generation or not self.generation
+        if self.generation and message.generation != self.generation:
+            return self.refusal(ErrorCode.STALE_GENERATION)
         with self._lock:
-            if known:
-                self._host.comm_id = message.comm_id
-                self._host.generation = message.generation
-                # Lease 0 is a goodbye: requests fail after their attach wait.
-                self._host.lease_until = self._clock() + message.lease_s
-                if message.lease_s > 0:
-                    self._ask_again(set(message.working))
-                    self._promote()
-            return AttachReply(
-                status="ok" if known else "error",
-                generation=self.generation,
-                code=None if known else ErrorCode.STALE_GENERATION,
-                pid=0,
-                pending=sorted(self._table.on_wire),
-                next_id=self._next_id,
-            )
+            self._host.comm_id = message.comm_id
+            self._host.generation = message.generation
+            # Lease 0 is a goodbye: requests fail after their attach wait.
+            self._host.lease_until = self._clock() + message.lease_s
+            if message.lease_s > 0:
+                self._ask_again(set(message.working))
+                self._promote()
+            return self._reply(None)
+
+    def refusal(self, code: ErrorCode) -> AttachReply:
+        """The reply to a host that is not taken, with the reason."""
+        with self._lock:
+            return self._reply(code)
+
+    def _reply(self, code: ErrorCode | None) -> AttachReply:
+        return AttachReply(
+            status="ok" if code is None else "error",
+            generation=self.generation,
+            code=code,
+            pid=os.getpid(),
+            pending=sorted(self._table.on_wire),
+            next_id=self._next_id,
+        )
 
     # -- inside ---------------------------------------------------------------------
 

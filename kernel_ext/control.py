@@ -7,12 +7,12 @@ stock dispatch flushes afterwards, and waits up to 10 s for an output thread tha
 the shutdown has ended (seen in half of all stops, ipykernel 7.4).
 """
 
-import os
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from .client import HostClient
+from .wire.codes import ErrorCode
 from .wire.envelope import ATTACH_REPLY, ATTACH_REQUEST, PROTOCOL_VERSION, AttachRequest
 
 __all__ = ("ControlDispatch",)
@@ -90,17 +90,26 @@ class ControlDispatch:
         self._client.answer(message["content"]["data"])
 
     async def _on_attach(self, idents: list[bytes], message: dict[str, Any]) -> None:
-        reply = self._client.attach(_attach_request(message["content"]))
+        content = message["content"]
+        if content["protocol"] == PROTOCOL_VERSION:
+            reply = self._client.attach(_attach_request(content))
+        else:
+            # Nothing else of it may be understood as we would.
+            reply = self._client.refusal(ErrorCode.PROTOCOL_MISMATCH)
         self._kernel.session.send(
             self._kernel.control_stream,
             ATTACH_REPLY,
-            asdict(replace(reply, pid=os.getpid())),
+            asdict(reply),
             parent=message,
             ident=idents,
         )
 
     async def _on_shutdown(self, idents: list[bytes], message: dict[str, Any]) -> None:
         stream = self._kernel.control_stream
+        # A message that came later would be taken up and never be done. asyncio
+        # warns of that on stderr, and to write there waits for ever once the
+        # output thread has ended (one stop in a hundred, ipykernel 7.4).
+        stream.stop_on_recv()
         await self._kernel.control_handlers["shutdown_request"](stream, idents, message)
 
 
@@ -116,8 +125,8 @@ def _attach_request(content: dict[str, Any]) -> AttachRequest:
             "generation": str(),
             "lease_s": int() | float() as lease_s,
             "working": list(working),
-            "protocol": int(protocol),
-        } if protocol == PROTOCOL_VERSION and 0 <= lease_s <= _MAX_LEASE_S:
+            "protocol": int(),
+        } if 0 <= lease_s <= _MAX_LEASE_S:
             if all(isinstance(number, int) for number in working):
                 return AttachRequest(**content)
     msg = "no attach request of this protocol"

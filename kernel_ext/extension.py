@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import origin
-from .client import HostClient
+from .client import CLIENT_ATTRIBUTE, HostClient
 from .control import ControlDispatch
 from .errors import HostError
 from .proxies.agent_message import AgentMessage
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ("install", "remove")
 
 _ATTRIBUTE = "_rlm_kernel_ext"
-_CLIENT = "_rlm_host_client"
 
 
 @dataclass(slots=True)
@@ -79,10 +78,10 @@ def install(shell: "InteractiveShell") -> None:
 
     # Kept across a reload: the host knows the requests of this process by their
     # ids, and would take a second number 1 for the first.
-    client: HostClient | None = getattr(kernel, _CLIENT, None)
+    client: HostClient | None = getattr(kernel, CLIENT_ATTRIBUTE, None)
     if client is None:
         client = HostClient(publish, generation=generation)
-        setattr(kernel, _CLIENT, client)
+        setattr(kernel, CLIENT_ATTRIBUTE, client)
     control = ControlDispatch(kernel, client)
     control.install()
     proxies = {

@@ -20,7 +20,7 @@ import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.session import Session
 
-from host_bridge.app import Bridge, BridgeSettings
+from host_bridge.bridge import Bridge, BridgeSettings
 from host_bridge.harness.port import AgentInfo, Route
 from host_bridge.harness.script import Reply, Script, ToolUse, Transcript
 from host_bridge.harness.scripted import ScriptedHarness

@@ -21,6 +21,7 @@ __all__ = (
     "note",
     "print_json",
     "run_command",
+    "show_error",
     "say",
 )
 
@@ -110,13 +111,14 @@ def run_command(work: Coroutine[Any, Any, T], *, as_json: bool) -> T:
     try:
         return asyncio.run(work)
     except HostBridgeError as error:
-        _show(error, as_json=as_json)
+        show_error(error, as_json=as_json)
         raise typer.Exit(EXIT_UNUSABLE) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(EXIT_STOPPED) from None
 
 
-def _show(error: HostBridgeError, *, as_json: bool) -> None:
+def show_error(error: HostBridgeError, *, as_json: bool = False) -> None:
+    """Write code, text and next step: to stderr, or as JSON to stdout."""
     next_step = error.next_step or _DEFAULT_STEPS.get(
         error.code, "rlm-kernel doctor --deep"
     )

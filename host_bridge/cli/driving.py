@@ -8,7 +8,7 @@ from .interrupts import stop_requests, undisturbed
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from ..app import Bridge
+    from ..bridge import Bridge
     from ..runs import RunLimits, RunOutcome
 
 __all__ = ("drive",)

@@ -23,18 +23,30 @@ def main() -> None:
     if os.name == "posix":
         # Interrupts come as messages; a stray signal is the kernel's business.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from ..errors import HostBridgeError
     from ..frontend import end_like
+    from .boundary import EXIT_UNUSABLE, show_error
 
-    end_like(_run(arguments.connection_file))
+    try:
+        status = _run(arguments.connection_file)
+    except HostBridgeError as error:
+        # The front end shows what we write, and an exit before any answer.
+        show_error(error)
+        status = EXIT_UNUSABLE
+    end_like(status)
 
 
 def _run(connection_file: Path) -> int:
     import asyncio
 
+    from ..credentials import close_to_other_processes
     from ..frontend import launch_kernel
     from ..kernels.environment import KernelVariables, kernel_environment
+    from ..kernels.kernel import KernelSettings
     from ..paths import StateRoot
 
+    # Before the kernel is there to look.
+    close_to_other_processes()
     state = StateRoot.find()
     session = f"notebook-{secrets.token_hex(6)}"
     paths = state.session(session).make()
@@ -43,7 +55,7 @@ def _run(connection_file: Path) -> int:
         ipython_dir=None,
         generation=f"1-{secrets.token_hex(8)}",
         depth=0,
-        max_depth=1,
+        max_depth=KernelSettings().max_depth,
     )
     # Before the heavy imports: the kernel starts while the bridge loads.
     process = launch_kernel(

@@ -273,10 +273,6 @@ class Agents(Protocol):
         """Give a root a message; it starts a turn if it is idle."""
         ...
 
-    async def wait_idle(self, agent_id: str) -> None:
-        """Return when the agent has no turn and no waking mail."""
-        ...
-
     async def is_quiet(self, agent_id: str) -> bool:
         """Whether the agent is idle (or gone) *and* its inbox is empty."""
         ...
@@ -291,6 +287,9 @@ class Subagents(Protocol):
 
     async def start_child(self, request: ChildRequest) -> AgentInfo:
         """Admit a child; returns when its inbox has the prompt.
+
+        When this task is cancelled, the child is taken back: it ends, and its parent
+        hears nothing of it. The cancellation waits for that, for some seconds at most.
 
         Raises:
             HarnessError: DEPTH_LIMIT, AGENT_NOT_LIVE, or the harness's refusal.

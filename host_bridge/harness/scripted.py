@@ -105,12 +105,6 @@ class ScriptedHarness:
             self._live(agent_id), Mail(message_id="", sender_id=None, text=text)
         )
 
-    async def wait_idle(self, agent_id: str) -> None:
-        """Return when the agent has no turn."""
-        agent = self._live(agent_id)
-        while agent.turn is not None:
-            await asyncio.wait({agent.turn})
-
     async def is_quiet(self, agent_id: str) -> bool:
         """Whether the agent is idle and its inbox empty."""
         agent = self._agents.get(agent_id)

@@ -18,6 +18,7 @@ from kernel_ext.wire.codes import ErrorCode
 from kernel_ext.wire.envelope import (
     ATTACH_REPLY,
     ATTACH_REQUEST,
+    PROTOCOL_VERSION,
     AttachReply,
     AttachRequest,
     Cancel,
@@ -80,6 +81,10 @@ class Attachment:
         open_cell: The cell of a Jupyter message id while it runs, else None.
         max_answers: Answers that are kept until a beat shows that the kernel has
             them; more than these bring the next beat forward.
+
+    Attributes:
+        answered: Set once the kernel has said whether it takes this host.
+        refusal: Why it does not; None when it does.
     """
 
     def __init__(
@@ -94,7 +99,8 @@ class Attachment:
         max_answers: int = 1024,
     ) -> None:
         self.comm_id = secrets.token_hex(16)
-        self.attached = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.refusal: ErrorCode | None = None
         self._agent_id = agent_id
         self._generation = generation
         self._send = send
@@ -118,9 +124,10 @@ class Attachment:
     # -- the lease -------------------------------------------------------------
 
     async def beat(self) -> None:
-        """Say "here I am" for ever; a kernel without our side is asked ever less."""
+        """Say "here I am" until the end; a kernel without our side is asked less."""
         pause = self._timing.first_s
-        while True:
+        # Not after the goodbye: it would give the kernel another lease.
+        while self._is_current:
             await self._hello(self._timing.lease_s)
             pause = min(pause * 2, self._timing.beat_s)
             self._beat_now.clear()
@@ -166,9 +173,15 @@ class Attachment:
             reply = _ATTACH_REPLY.validate_json(_encoded(message.content))
         except (ValidationError, _NotJson):
             return
-        if reply.status != "ok" or reply.generation not in ("", self._generation):
+        if reply.protocol != PROTOCOL_VERSION:
+            self.refusal = ErrorCode.PROTOCOL_MISMATCH
+        elif reply.status != "ok" or reply.generation not in ("", self._generation):
+            self.refusal = reply.code or ErrorCode.STALE_GENERATION
+        else:
+            self.refusal = None
+        self.answered.set()
+        if self.refusal is not None:
             return
-        self.attached.set()
         self._next_id, self._pending = reply.next_id, set(reply.pending)
         for number in [n for n in self._answers if self._is_over(n)]:
             del self._answers[number]
@@ -257,6 +270,7 @@ class Attachment:
                 id=number, code=ErrorCode.CANCELLED, error="the request was cancelled"
             )
             self._answers.setdefault(number, asdict(cancelled))
+            self._bound_answers()
 
     async def _work(self, request: Request, asker: Asker) -> None:
         reply = await self._dispatch(request, asker)
@@ -265,9 +279,13 @@ class Attachment:
         answer = asdict(reply)
         self._answers[request.id] = answer
         self._working.pop(request.id, None)
+        self._bound_answers()
+        await self._answer(answer)
+
+    def _bound_answers(self) -> None:
+        # What the kernel has taken is forgotten after the next beat.
         if len(self._answers) > self._max_answers:
             self._beat_now.set()
-        await self._answer(answer)
 
     async def _refuse(self, number: int | None, code: ErrorCode, text: str) -> None:
         if number is not None:

@@ -70,6 +70,8 @@ class Cell:
     """A cell that runs: its outputs so far, and its nested calls.
 
     *execution_id* names the harness's open tool call, where there is one.
+    *interrupted*: we asked it to stop; *was_stopped*: the kernel had taken that
+    before the cell was over.
     """
 
     budget: OutputBudget
@@ -77,6 +79,7 @@ class Cell:
     message_id: str = ""
     is_open: bool = True
     interrupted: bool = False
+    was_stopped: bool = False
     _started: float = field(default_factory=time.monotonic)
     _streams: dict[str, list[str]] = field(
         default_factory=lambda: {"stdout": [], "stderr": []}
@@ -122,8 +125,10 @@ class Cell:
         status: Literal["ok", "error", "aborted"] = "ok"
         if error is not None:
             stopped = error.name in ("KeyboardInterrupt", "CancelledError")
-            status = "aborted" if self.interrupted and stopped else "error"
-        elif reply.get("status") == "aborted":
+            was_stopped = self.was_stopped or (self.interrupted and stopped)
+            status = "aborted" if was_stopped else "error"
+        elif reply.get("status") == "aborted" or self.was_stopped:
+            # A shell command takes the interrupt, and its cell ends as if well.
             status = "aborted"
         return self._build(status, error, generation=generation)
 

@@ -30,12 +30,15 @@ class Interrupts:
         self._taken.clear()
         await self._send("interrupt_request", {})
 
-    def on_control(self, message: Message) -> None:
-        """Take a control message: the reply comes after the signal."""
-        if message.type == "interrupt_reply" and self._open > 0:
-            self._open -= 1
-            if self._open == 0:
-                self._taken.set()
+    def on_control(self, message: Message) -> bool:
+        """Take a control message; True when it says that one was taken."""
+        if message.type != "interrupt_reply" or self._open == 0:
+            return False
+        # The reply comes after the signal.
+        self._open -= 1
+        if self._open == 0:
+            self._taken.set()
+        return True
 
     async def until_taken(self) -> None:
         """Wait until no interrupt is on its way; not for long: a kernel may be gone."""

@@ -35,6 +35,7 @@ class KernelSettings:
     shutdown_grace_s: float = 5.0
     drain_s: float = 5.0
     max_output_bytes: int = 4 * 2**20
+    max_concurrent_boots: int = 4
     max_depth: int = 1
     env_allowlist: tuple[str, ...] = ()
     timing: Timing = field(default_factory=Timing)
@@ -314,7 +315,9 @@ class Kernel:
     async def _watch_control(self) -> None:
         async for message in self._channels.receive("control"):
             self._attachment.on_control(message)
-            self._interrupts.on_control(message)
+            cell = self._cell
+            if self._interrupts.on_control(message) and cell is not None:
+                cell.was_stopped = cell.interrupted and not cell.settled.is_set()
 
     async def _watch_iopub(self) -> None:
         async for message in self._channels.receive("iopub"):
@@ -347,7 +350,13 @@ class Kernel:
                 # A request sent before our subscription is through would be lost.
                 await self._or_death(self._channels.until_subscribed(self._welcomed))
                 self._tasks.append(asyncio.create_task(self._attachment.beat()))
-                await self._or_death(self._attachment.attached.wait())
+                await self._or_death(self._attachment.answered.wait())
+                if self._attachment.refusal is not None:
+                    raise KernelError(
+                        ErrorCode.KERNEL_START_FAILED,
+                        f"the kernel refuses its host: {self._attachment.refusal}",
+                        next_step="install kernel and host from one release",
+                    )
         except TimeoutError:
             raise KernelError(
                 ErrorCode.KERNEL_START_FAILED,

@@ -27,6 +27,7 @@ class KernelRegistry:
         self._ends: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}
         self._is_closed = False
+        self._boots = asyncio.Semaphore(settings.max_concurrent_boots)
 
     async def kernel(self, spec: KernelSpec) -> Kernel:
         """The agent's live kernel; concurrent first calls share one start.
@@ -95,13 +96,14 @@ class KernelRegistry:
         if before := self._ends.get(spec.agent_id):
             await asyncio.wait({before})
         number = self._numbers[spec.agent_id] = self._numbers.get(spec.agent_id, 0) + 1
-        return await Kernel.start(
-            spec,
-            self._settings,
-            generation=f"{number}-{secrets.token_hex(8)}",
-            number=number,
-            dispatch=self._dispatch,
-        )
+        async with self._boots:
+            return await Kernel.start(
+                spec,
+                self._settings,
+                generation=f"{number}-{secrets.token_hex(8)}",
+                number=number,
+                dispatch=self._dispatch,
+            )
 
 
 async def _stop(

@@ -49,8 +49,8 @@ class RequestContext:
     async def step(self, work: Awaitable[T]) -> T:
         """Await *work*, with `check` before and after it.
 
-        Every await of a handler goes through here, so that nothing is committed
-        for a retired generation. Cancellation ends the await as usual.
+        For every await of a handler but the one that commits: what the harness
+        has done is recorded, whatever has become of the kernel that asked.
         """
         try:
             self.check()

@@ -1,6 +1,5 @@
 """Validates, dispatches, and is the one boundary for errors (design 3.7)."""
 
-import asyncio
 import dataclasses
 import json
 import logging
@@ -41,9 +40,14 @@ class Dispatcher:
 
     Args:
         handlers: By request type; each type stands in the wire contract.
+        redact: Takes the key out of an error's text, which may be the model's or
+            the harness's.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, handlers: Mapping[str, Handler], *, redact: Callable[[str], str] = str
+    ) -> None:
+        self._redact = redact
         self._routes = {
             name: _Route(TypeAdapter(REQUEST_TYPES[name][0]), handler)
             for name, handler in handlers.items()
@@ -63,9 +67,8 @@ class Dispatcher:
             check_json(fields, path="result")
             return OkReply(id=request.id, result=fields)
         except HostBridgeError as error:
-            return ErrorReply(id=request.id, code=error.code, error=str(error))
-        except asyncio.CancelledError:
-            raise
+            text = self._redact(str(error))
+            return ErrorReply(id=request.id, code=error.code, error=text)
         except Exception:  # noqa: BLE001  # the boundary: whatever is raised gets a code
             reference = secrets.token_hex(4)
             _log.exception("request %s failed, reference %s", request.type, reference)

@@ -1,7 +1,6 @@
 """`dsh_tools.*`: the harness's tools, nested in an open call (section 11.6)."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from kernel_ext.wire import messages
 from kernel_ext.wire.codes import ErrorCode
@@ -43,7 +42,7 @@ class DshToolsRequests:
 
     async def call(
         self, payload: messages.CallToolRequest, context: RequestContext
-    ) -> dict[str, Any]:
+    ) -> messages.CallToolResult:
         """Run a tool in the call that the asking cell belongs to."""
         cell = context.cell
         if cell is None or cell.execution_id is None:
@@ -71,7 +70,6 @@ class DshToolsRequests:
             raise RequestError(
                 ErrorCode.TOOL_FAILED, f"{code}{result.message or 'the tool failed'}"
             )
-        return {
-            "value": result.value,
-            "content": [dict(part) for part in result.content],
-        }
+        return messages.CallToolResult(
+            value=result.value, content=[dict(part) for part in result.content]
+        )

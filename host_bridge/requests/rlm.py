@@ -1,5 +1,6 @@
 """`rlm.*` requests: admit a child, list children, hear a report (section 11)."""
 
+import contextlib
 import difflib
 from collections.abc import Mapping
 
@@ -7,7 +8,7 @@ from kernel_ext.wire import messages
 from kernel_ext.wire.codes import ErrorCode
 
 from ..agents import AgentTree
-from ..errors import RequestError
+from ..errors import RequestError, SetupError
 from ..harness.port import ChildRequest, Harness, Route
 from ..paths import StateRoot
 from .context import RequestContext
@@ -16,6 +17,9 @@ from .dispatcher import Handler
 __all__ = ("RlmRequests",)
 
 _MAX_PROMPT_BYTES = 1_000_000
+
+_REPORT_BOUND_S = 600.0
+"""A cell that waits without a bound of its own: a child may hang for ever."""
 
 
 class RlmRequests:
@@ -52,7 +56,12 @@ class RlmRequests:
     ) -> messages.RunResult:
         """Admit one child; returns when its inbox has the prompt."""
         self._check(payload, context.agent_id)
-        route = await self._route(payload.kwargs.model, context)
+        chosen = await self._route(payload.kwargs.model, context)
+        # Nothing may fail once the child exists: asked before.
+        running = chosen
+        if running is None:
+            asked = self._harness.running_route(context.agent_id)
+            running = await context.step(asked)
         label = self._agents.reserve_label(context.agent_id, payload.kwargs.name)
         try:
             request = ChildRequest(
@@ -60,7 +69,7 @@ class RlmRequests:
                 prompt=payload.prompt,
                 label=label,
                 max_depth=self._max_depth,
-                route=route,
+                route=chosen,
             )
             info = await self._harness.start_child(request)
         except BaseException:
@@ -68,8 +77,9 @@ class RlmRequests:
             raise
         # The child exists now, whatever has become of the one who asked.
         self._agents.admit(info, label)
-        paths = self._state.session(info.id).make()
-        running = route or await self._harness.running_route(context.agent_id)
+        paths = self._state.session(info.id)
+        with contextlib.suppress(SetupError):  # its kernel makes it, or says why not
+            paths.make()
         return messages.RunResult(
             rlm_child_id=info.id,
             name=label,
@@ -99,8 +109,8 @@ class RlmRequests:
         self, payload: messages.ReportRequest, context: RequestContext
     ) -> messages.ReportResult:
         """Wait for what a child reported (design 3.10)."""
-        timeout_s = payload.timeout_s
-        if timeout_s is not None and timeout_s < 0:
+        timeout_s = _REPORT_BOUND_S if payload.timeout_s is None else payload.timeout_s
+        if timeout_s < 0:
             raise RequestError(
                 ErrorCode.INVALID_ARGUMENT, "timeout_s must not be negative"
             )

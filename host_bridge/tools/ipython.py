@@ -1,5 +1,6 @@
 """The `ipython` tool: a model's cell in its own kernel (specification 8.3)."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,7 @@ from ..errors import HostBridgeError, KernelError
 from ..events import BridgeEvent, CellRan
 from ..harness.port import AgentInfo, PromptSection, ToolCall, ToolOutcome, ToolSpec
 from ..kernels.execution import ExecutionResult
-from ..kernels.kernel import KernelSpec
+from ..kernels.kernel import Kernel, KernelSpec
 from ..kernels.registry import KernelRegistry
 
 __all__ = ("GUIDANCE", "SPEC", "IpythonTool", "render")
@@ -121,7 +122,7 @@ class IpythonTool:
             return _refusal(error.code, str(error))
         self._tell(CellRan(agent_id=call.agent.id, result=result))
         text = self._notice(call.agent.id, result) + render(result)
-        value: dict[str, Any] = {"text": text, **asdict(result)}
+        value: dict[str, Any] = asdict(result)
         if result.status == "ok":
             return ToolOutcome(text=text, value=value)
         code_of_error = result.error.name if result.error else result.status
@@ -132,7 +133,7 @@ class IpythonTool:
     ) -> ExecutionResult:
         spec = self._spec_of(agent)
         for last_try in (False, True):
-            kernel = await self._kernels.kernel(spec)
+            kernel = await self._kernel(spec, call.cancelled)
             try:
                 return await kernel.execute(
                     code, cancelled=call.cancelled, execution_id=call.execution_id
@@ -142,6 +143,25 @@ class IpythonTool:
                 if last_try or error.code is not ErrorCode.KERNEL_DIED:
                     raise
         raise AssertionError
+
+    async def _kernel(self, spec: KernelSpec, cancelled: asyncio.Event) -> Kernel:
+        """The agent's kernel; a call that is cancelled does not wait for its boot.
+
+        Raises:
+            KernelError: CANCELLED, or it can not be started.
+        """
+        kernel = asyncio.ensure_future(self._kernels.kernel(spec))
+        stop = asyncio.ensure_future(cancelled.wait())
+        try:
+            await asyncio.wait({kernel, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not kernel.done():
+                raise KernelError(
+                    ErrorCode.CANCELLED, "cancelled before the cell began"
+                )
+            return kernel.result()
+        finally:
+            kernel.cancel()  # the boot goes on for the next call
+            stop.cancel()
 
     def _notice(self, agent_id: str, result: ExecutionResult) -> str:
         """Say it once when a call runs in another kernel than the one before."""

@@ -36,12 +36,13 @@ class DshTools:
             arguments: Its arguments, JSON only.
 
         Returns:
-            The tool's result, as the harness gives it.
+            ``value``, the tool's structured result, and ``content``, the blocks
+            that a model reads.
 
         Raises:
             TypeError: *name* is no non-empty ``str``, or *arguments* no ``dict``.
-            HostError: REQUEST_SCOPE_CLOSED after the call; TOOL_FAILED, or the
-                tool's own code, when the tool failed.
+            HostError: REQUEST_SCOPE_CLOSED after the call; TOOL_FAILED when the
+                tool failed, with the tool's own code before its text.
         """
         __tracebackhide__ = True
         if not isinstance(name, str) or not name:

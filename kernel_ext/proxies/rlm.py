@@ -1,10 +1,12 @@
 """`rlm`: admit child agents and hear from them (specification rlm.md section 11)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kernel_ext.client import HostClient
+from IPython.core.getipython import get_ipython
+
+from kernel_ext.client import CLIENT_ATTRIBUTE, HostClient
 from kernel_ext.wire import messages
 
 __all__ = ("RLMSpawnHandle", "RLMSubagent", "Rlm")
@@ -27,28 +29,26 @@ class RLMSpawnHandle:
     name: str
     session_dir: Path
     model: str
-    _client: HostClient | None = field(default=None, repr=False, compare=False)
 
     async def report(self, timeout_s: float | None = None) -> str:
         """Await what the child reports; its closing text where it sends nothing.
 
         Args:
-            timeout_s: Give up after so many seconds; None waits for its end.
+            timeout_s: Give up after so many seconds; None: 600. Call it again to
+                go on waiting.
 
         Raises:
             HostError: TIMEOUT names the child; CHILD_FAILED when it ended with
                 nothing to say; CHILD_NOT_FOUND when it is no child of yours.
+            RuntimeError: The extension is not loaded in this process.
         """
         __tracebackhide__ = True
-        if self._client is None:
-            msg = "this handle was not made by rlm() in this kernel"
-            raise RuntimeError(msg)
         if timeout_s is not None and (
             isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float)
         ):
             msg = f"timeout_s must be a number, got {type(timeout_s).__name__}"
             raise TypeError(msg)
-        answer = await self._client.request(
+        answer = await _client_of_this_kernel().request(
             messages.RLM_REPORT,
             {
                 "rlm_child_id": self.rlm_child_id,
@@ -117,7 +117,6 @@ class Rlm:
             name=_text(answer, "name", wrong),
             session_dir=Path(_text(answer, "session_dir", wrong)),
             model=_text(answer, "model", wrong),
-            _client=self._client,
         )
 
     async def list_subagents(self) -> list[RLMSubagent]:
@@ -176,6 +175,16 @@ class Rlm:
         return await self._client.request(
             messages.RLM_DELETE_SUBAGENT, {"target": target.strip()}
         )
+
+
+def _client_of_this_kernel() -> HostClient:
+    """Find the way to the host: handles are plain data, to be copied and stored."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    client = getattr(kernel, CLIENT_ATTRIBUTE, None)
+    if not isinstance(client, HostClient):
+        msg = "kernel_ext is not loaded in this process"
+        raise RuntimeError(msg)  # noqa: TRY004  # no value has a wrong type
+    return client
 
 
 def _text(answer: dict[str, Any], key: str, wrong: str) -> str:

@@ -8,6 +8,7 @@ from .envelope import STRICT
 __all__ = (
     "AGENT_MESSAGE_SEND",
     "CallToolRequest",
+    "CallToolResult",
     "DSH_TOOLS_CALL",
     "DSH_TOOLS_LIST",
     "DeleteSubagentRequest",
@@ -101,7 +102,7 @@ class ListSubagentsResult:
 class ReportRequest:
     """Wait for what a direct child reported (design 3.10).
 
-    Without *timeout_s* the host waits until the child has reported or ended.
+    Without *timeout_s* the host waits 600 s, then names the child with TIMEOUT.
     """
 
     rlm_child_id: str
@@ -178,6 +179,14 @@ class CallToolRequest:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallToolResult:
+    """What the tool gave: its value, and the content blocks that a model reads."""
+
+    value: Any
+    content: list[dict[str, Any]]
+
+
 REQUEST_TYPES: dict[str, tuple[type[Any], type[Any] | None]] = {
     RLM_RUN: (RunRequest, RunResult),
     RLM_LIST_SUBAGENTS: (ListSubagentsRequest, ListSubagentsResult),
@@ -186,6 +195,6 @@ REQUEST_TYPES: dict[str, tuple[type[Any], type[Any] | None]] = {
     RLM_DELETE_SUBAGENT: (DeleteSubagentRequest, None),
     AGENT_MESSAGE_SEND: (SendMessageRequest, SendMessageResult),
     DSH_TOOLS_LIST: (ListToolsRequest, ListToolsResult),
-    DSH_TOOLS_CALL: (CallToolRequest, None),
+    DSH_TOOLS_CALL: (CallToolRequest, CallToolResult),
 }
-"""Request type -> (payload, result); None: the result is the tool's own, or none."""
+"""Request type -> (payload, result); None: refused, there is no result."""

@@ -7,7 +7,6 @@ the scripted harness, and one below ``<!-- output -->`` is what it prints.
 
 import ast
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -97,11 +96,6 @@ def test_bash_on_a_page_parses(block):
     )
 
     assert ended.stderr == ""
-
-
-@pytest.mark.parametrize("block", of("json"), ids=str)
-def test_json_on_a_page_parses(block):
-    json.loads(block.text)
 
 
 @pytest.mark.kernel

@@ -53,8 +53,8 @@ def test_the_records_agree():
         ),
         ("pyproject.toml", '"psutil>=6"', '"psutil>=7"', "psutil: the range"),
         ("pyproject.toml", '  "psutil>=6",\n', "", "psutil (host) is recorded"),
-        (LOCK, "comm==", "comm @ file:comm==", "not a pinned release"),
-        (LOCK, "comm==0.", "comm==0.0.", "comm 0.0."),
+        (LOCK, "traitlets==", "traitlets @ file:traitlets==", "not a pinned release"),
+        (LOCK, "traitlets==5.", "traitlets==5.0.", "traitlets 5.0."),
         (LOCK, "# via", "# via https://index.example", "names an index"),
         (
             LOCK,
@@ -85,14 +85,14 @@ def test_a_line_without_a_hash_is_found(copy):
     lines = lock.read_text("utf-8").splitlines()
     kept = []
     for line in lines:
-        if line.lstrip().startswith("--hash") and kept[-1].startswith("comm=="):
+        if line.lstrip().startswith("--hash") and kept[-1].startswith("traitlets=="):
             continue
         kept.append(line)
     lock.write_text("\n".join(kept), "utf-8")
 
     ended = check(copy)
 
-    assert "comm has no hash" in ended.stderr
+    assert "traitlets has no hash" in ended.stderr
     assert ended.returncode == 1
 
 

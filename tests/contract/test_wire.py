@@ -25,6 +25,7 @@ from kernel_ext.wire.envelope import (
 from kernel_ext.wire.messages import (
     REQUEST_TYPES,
     CallToolRequest,
+    CallToolResult,
     DeleteSubagentRequest,
     FindModelsRequest,
     ListSubagentsRequest,
@@ -72,6 +73,7 @@ EXAMPLES = [
     ListToolsRequest(),
     ListToolsResult(tools=[{"name": "bash"}]),
     CallToolRequest(name="bash", arguments={"command": "true"}),
+    CallToolResult(value={"code": 0}, content=[{"type": "text", "text": "x"}]),
 ]
 ENVELOPE = [type(example) for example in EXAMPLES[:6]]
 RECEIVED = [*ENVELOPE, RunOptions, *(payload for payload, _ in REQUEST_TYPES.values())]

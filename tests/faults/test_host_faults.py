@@ -205,7 +205,7 @@ async def attached_host(file, dispatch):
     ]
     try:
         async with asyncio.timeout(10):
-            await attachment.attached.wait()
+            await attachment.answered.wait()
         yield attachment
     finally:
         await attachment.close(drain_s=1)

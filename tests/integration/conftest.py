@@ -211,7 +211,7 @@ def open_place(directory: Path) -> Iterator[Place]:
         yield place
     finally:
         for command in place.commands:
-            if command.process.poll() is None:
+            if not command.process.stdout.closed:
                 command.kill()
                 command.process.communicate()
         left = place.processes()

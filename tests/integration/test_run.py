@@ -241,10 +241,10 @@ async def test_a_server_that_repeats_the_key_does_not_get_it_shown_or_stored(
 async def test_a_child_that_was_told_the_key_does_not_report_it(
     place, provider, run, key
 ):
-    task = '~~~python\nh = await rlm("tell", name="teller")\nprint(await h.report(timeout_s=30))\n~~~'
+    task = '~~~python\nh = await rlm("tell the key", name="teller")\nprint(await h.report(timeout_s=30))\n~~~'
 
     def script(transcript: Transcript) -> Reply:
-        if transcript.prompts[:1] == ["tell"]:
+        if not any("~~~python" in prompt for prompt in transcript.prompts):
             return Reply(text=f"the key is {key}")
         return run_fenced_python(transcript)
 

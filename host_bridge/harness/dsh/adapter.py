@@ -24,7 +24,7 @@ from ..port import (
 from .door import Door, Greeting
 from .events import read_agent, read_event
 from .launch import DshSettings, installed_version
-from .link import MAX_LINE_BYTES, Link
+from .link import MAX_LINE_BYTES, Link, Undo
 from .runtime import Runtime
 
 __all__ = ("DshHarness", "DshSettings")
@@ -110,8 +110,12 @@ class DshHarness:
         await self._runtime.start()
         # The runtime is up only when the plugin has been answered: both at once.
         joining = asyncio.create_task(self._join(self._door, registration))
+        starting = asyncio.create_task(self._runtime.initialize())
         try:
-            await self._runtime.initialize()
+            await asyncio.wait({starting, joining}, return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                joining.result()  # a plugin that was refused says more than DSH
+            await starting
             if not self._door.has_entered:
                 raise HarnessError(
                     ErrorCode.HARNESS_UNAVAILABLE,
@@ -121,8 +125,9 @@ class DshHarness:
             await joining
             await self._ready.wait()
         finally:
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
+            for task in (starting, joining):
+                task.cancel()
+            await asyncio.gather(starting, joining, return_exceptions=True)
         self._remove_sockets()
         if self._ending is not None:
             raise HarnessError(ErrorCode.HARNESS_UNAVAILABLE, self._ending)
@@ -138,6 +143,12 @@ class DshHarness:
             on_lost=self._hear_link_end,
             max_line_bytes=self._max_line_bytes,
         )
+        self._link.start()
+        try:
+            greeting.check()
+        except HarnessError as error:
+            await self._link.refuse(greeting.call_id, error)
+            raise HarnessError(ErrorCode.HARNESS_UNAVAILABLE, str(error)) from error
         tools = [
             {
                 "name": tool.name,
@@ -150,7 +161,6 @@ class DshHarness:
             {"name": section.name, "order": section.order, "text": section.text}
             for section in registration.sections
         ]
-        self._link.start()
         await self._link.respond(
             greeting.call_id, {"tools": tools, "sections": sections}
         )
@@ -228,8 +238,6 @@ class DshHarness:
             case "ready":
                 self._ready.set()
                 return {}
-            case "dispose":
-                return {}
         raise HarnessError(
             ErrorCode.UNSUPPORTED_REQUEST, f"the host bridge has no method {method}"
         )
@@ -255,12 +263,17 @@ class DshHarness:
     # -- what the port asks -------------------------------------------------------
 
     async def _call(
-        self, method: str, *, timeout_s: float | None = _CALL_S, **params: Any
+        self,
+        method: str,
+        *,
+        timeout_s: float | None = _CALL_S,
+        undo: Undo | None = None,
+        **params: Any,
     ) -> Any:
         if self._link is None or self._ending is not None:
             reason = self._ending or "the harness is not started"
             raise HarnessError(ErrorCode.HARNESS_LOST, reason)
-        return await self._link.request(method, params, timeout_s=timeout_s)
+        return await self._link.request(method, params, timeout_s=timeout_s, undo=undo)
 
     async def create_root(
         self, *, agent_id: str, cwd: str, route: Route, muted: bool = False
@@ -281,10 +294,6 @@ class DshHarness:
         """Give a root a message; it starts a turn if it is idle."""
         await self._call("agents/send", agentId=agent_id, text=_sendable(text))
 
-    async def wait_idle(self, agent_id: str) -> None:
-        """Return when the agent has no turn and no waking mail."""
-        await self._call("agents/whenIdle", timeout_s=None, agentId=agent_id)
-
     async def is_quiet(self, agent_id: str) -> bool:
         """Whether the agent is idle (or gone) *and* its inbox is empty."""
         return bool(await self._call("agents/quiet", agentId=agent_id))
@@ -294,11 +303,21 @@ class DshHarness:
         await self._call("agents/cancel", agentId=agent_id)
 
     async def start_child(self, request: ChildRequest) -> AgentInfo:
-        """Admit a child; returns when its inbox has the prompt."""
+        """Admit a child; returns when its inbox has the prompt.
+
+        Cancelled, it ends when there is no child, if that is soon.
+        """
         route = request.route
+
+        async def discard(child: Mapping[str, Any]) -> None:
+            await self._call(
+                "subagents/discard", parentId=request.parent_id, childId=child["id"]
+            )
+
         return read_agent(
             await self._call(
                 "subagents/start",
+                undo=discard,
                 parentId=request.parent_id,
                 prompt=_sendable(request.prompt),
                 label=request.label,

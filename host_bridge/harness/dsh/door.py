@@ -5,13 +5,28 @@ import contextlib
 import hmac
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_ext.wire.codes import ErrorCode
+
+from ...errors import HarnessError
 from .link import end_connection
 
 __all__ = ("Door", "Greeting")
+
+_PROTOCOL = 1
+"""What is said over the link; the plugin names the one that it speaks."""
+
+_CAPABILITIES = (
+    *("createRoot", "startChild", "discardChild", "report"),
+    *("registerTool", "listTools", "callTool", "promptSection", "listModels"),
+)
+"""What the plugin must have found in its harness; it names the method of each."""
+
+_MAX_SHOWN_CHARS = 40
 
 _GREETING_S = 5.0
 """A peer that has not said who it is within this time is sent away."""
@@ -27,6 +42,29 @@ class Greeting:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     call_id: str | int
+    protocol: Any
+    capabilities: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Refuse a plugin that speaks otherwise, or a harness that can do too little.
+
+        Raises:
+            HarnessError: PROTOCOL_MISMATCH, or HARNESS_UNAVAILABLE with what is missing.
+        """
+        if self.protocol != _PROTOCOL or isinstance(self.protocol, bool):
+            spoken = repr(self.protocol)[:_MAX_SHOWN_CHARS]
+            raise HarnessError(
+                ErrorCode.PROTOCOL_MISMATCH,
+                f"the plugin in DeepSeek Harness speaks protocol {spoken}, this host "
+                f"bridge speaks protocol {_PROTOCOL}",
+            )
+        found = self.capabilities
+        if missing := [name for name in _CAPABILITIES if not found.get(name)]:
+            raise HarnessError(
+                ErrorCode.HARNESS_UNAVAILABLE,
+                "this version of DeepSeek Harness lacks what the host bridge needs: "
+                + ", ".join(missing),
+            )
 
 
 class Door:
@@ -131,9 +169,18 @@ class Door:
                 case {
                     "method": "hello",
                     "id": str() | int() as call_id,
-                    "params": {"token": str(token)},
+                    "params": {"token": str(token)} as params,
                 } if hmac.compare_digest(
                     token.encode(errors="replace"), self._token.encode()
                 ):
-                    return Greeting(reader=reader, writer=writer, call_id=call_id)
+                    capabilities = params.get("capabilities")
+                    return Greeting(
+                        reader=reader,
+                        writer=writer,
+                        call_id=call_id,
+                        protocol=params.get("protocol"),
+                        capabilities=capabilities
+                        if isinstance(capabilities, dict)
+                        else {},
+                    )
         return None

@@ -4,8 +4,8 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class DshSettings:
         default_route: The route that DSH itself starts with.
         base_url: The server of the provider ``deepseek-official``; None: DSH's own.
         credentials: The text of its credentials file, if there is any credential.
+        redact: Takes the credential out of what DSH says when it does not start.
         extra_patch_rows: Further rows, such as ``llm-pi-ai`` with its providers.
         permission_mode: None leaves DSH's own default.
         start_timeout_s: Until it must be up.
@@ -71,7 +72,8 @@ class DshSettings:
     workspace: Path
     default_route: Route
     base_url: str | None = None
-    credentials: bytes | None = None
+    credentials: bytes | None = field(default=None, repr=False)
+    redact: Callable[[str], str] = str
     extra_patch_rows: Sequence[Mapping[str, Any]] = ()
     permission_mode: str | None = None
     start_timeout_s: float = 60.0

@@ -14,8 +14,12 @@ from kernel_ext.wire.codes import ErrorCode
 from kernel_ext.wire.strict import PayloadError, check_json
 
 from ...errors import HarnessError, HostBridgeError
+from .message import encode_message, error_message, error_of
 
-__all__ = ("MAX_LINE_BYTES", "Link", "Serve", "encode_message", "end_connection")
+__all__ = ("MAX_LINE_BYTES", "Link", "Serve", "Undo", "end_connection")
+
+Undo = Callable[[Any], Awaitable[None]]
+"""Takes back what a call has done; gets the call's result."""
 
 Serve = Callable[[str, Mapping[str, Any], asyncio.Event], Awaitable[Any]]
 """``(method, params, cancelled) -> result``. It settles also when cancelled."""
@@ -32,46 +36,15 @@ _UNSENT_LINES = 4
 _SETTLE_S = 2.0
 """How long `close` waits for calls in work after they have been cancelled."""
 
+_UNDO_S = 5.0
+"""How long one who gives up a call waits until it has settled and is undone."""
+
 _FLUSH_S = 1.0
 """For what is still to be sent when a connection is closed."""
 
-_PLUGIN_CODES = frozenset(
-    {
-        ErrorCode.AGENT_NOT_LIVE,
-        ErrorCode.CANCELLED,
-        ErrorCode.DEPTH_LIMIT,
-        ErrorCode.PAYLOAD_TOO_LARGE,
-        ErrorCode.REQUEST_SCOPE_CLOSED,
-        ErrorCode.UNSUPPORTED_REQUEST,
-    }
-)
-"""Codes that the peer may end a call with; any other is HOST_REQUEST_FAILED."""
+_MAX_KIND_CHARS = 40
 
 _log = logging.getLogger(__name__)
-
-
-def encode_message(message: Mapping[str, Any], *, max_bytes: int) -> bytes:
-    """One line for *message*.
-
-    Raises:
-        HarnessError: INVALID_ARGUMENT for what is no strict JSON,
-            PAYLOAD_TOO_LARGE for more than *max_bytes*.
-    """
-    try:
-        check_json(message, path="message")
-    except PayloadError as error:
-        raise HarnessError(ErrorCode.INVALID_ARGUMENT, str(error)) from error
-    text = json.dumps(
-        message, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
-    line = text.encode() + b"\n"
-    if len(line) > max_bytes:
-        raise HarnessError(
-            ErrorCode.PAYLOAD_TOO_LARGE,
-            f"a message of {len(line)} bytes exceeds the link's limit of {max_bytes}; "
-            "pass a file",
-        )
-    return line
 
 
 async def end_connection(writer: asyncio.StreamWriter) -> None:
@@ -92,7 +65,8 @@ class Link:
         reader: Its limit must be *max_line_bytes*.
         writer: Closed by `close` and when the link is lost.
         serve: Runs the peer's calls, each in a task of its own.
-        on_notify: Takes the peer's notifications in order; must not block or raise.
+        on_notify: Takes the peer's notifications in order; must not block. One that
+            it fails on is logged and dropped.
         on_lost: Told once, with the reason, when the link ends without `close`.
         max_line_bytes: The longest line of either side.
     """
@@ -132,9 +106,21 @@ class Link:
     # -- our calls ----------------------------------------------------------------
 
     async def request(
-        self, method: str, params: Mapping[str, Any], *, timeout_s: float | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        undo: Undo | None = None,
     ) -> Any:
         """Call the peer. When this task is cancelled, so is the call.
+
+        Args:
+            method: What to call.
+            params: Its parameters.
+            timeout_s: The call is cancelled after that time.
+            undo: For calls that change something: run when the call has been given
+                up, but was done all the same. Giving up then waits for it.
 
         Raises:
             HarnessError: HARNESS_LOST, TIMEOUT, TOO_MANY_REQUESTS, what
@@ -146,34 +132,59 @@ class Link:
                 f"{_MAX_OPEN_CALLS} calls of the harness are open already",
             )
         call_id = f"b{next(self._numbers)}"
-        message = {"id": call_id, "method": method, "params": params}
-        line = self._encode(message)
+        line = self._encode({"id": call_id, "method": method, "params": params})
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[call_id] = answer
+        answer.add_done_callback(lambda _: self._pending.pop(call_id, None))
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send(line)
-                return await answer
+                return await asyncio.shield(answer)
         except TimeoutError:
-            self._cancel_call(call_id, "timeout")
+            await self._give_up(call_id, answer, undo)
             raise HarnessError(
                 ErrorCode.TIMEOUT, f"{method} was not answered within {timeout_s:g} s"
             ) from None
         except asyncio.CancelledError:
-            self._cancel_call(call_id, "cancelled")
+            await self._give_up(call_id, answer, undo)
             raise
-        finally:
-            del self._pending[call_id]
+        except HarnessError:
+            answer.cancel()  # no effect on the one that has raised it
+            raise
 
     async def respond(self, call_id: str | int, result: Any) -> None:
         """Answer a call that reached us before this link existed."""
         await self._send(self._encode({"id": call_id, "result": result}))
 
-    def _cancel_call(self, call_id: str, reason: str) -> None:
-        params = {"id": call_id, "reason": reason}
-        line = self._encode({"method": "$/cancel", "params": params})
+    async def refuse(self, call_id: str | int, error: HostBridgeError) -> None:
+        """Refuse a call that reached us before this link existed."""
+        await self._send(self._encode(error_message(call_id, error)))
+
+    async def _give_up(
+        self, call_id: str, answer: "asyncio.Future[Any]", undo: Undo | None
+    ) -> None:
+        """Cancel a call of ours; wait for its end only if that can be undone."""
         if self._lost is None:
-            self._writer.write(line)
+            params = {"id": call_id}
+            self._writer.write(self._encode({"method": "$/cancel", "params": params}))
+        if undo is None:
+            answer.cancel()
+            return
+        undoing = asyncio.create_task(self._undo(answer, undo))
+        self._work.add(undoing)
+        undoing.add_done_callback(self._work.discard)
+        # It goes on when it takes longer, or when this task is cancelled again.
+        await asyncio.wait({undoing}, timeout=_UNDO_S)
+
+    async def _undo(self, answer: "asyncio.Future[Any]", undo: Undo) -> None:
+        try:
+            result = await answer
+        except HarnessError:
+            return  # cancelled in time, refused, or lost with the harness
+        try:
+            await undo(result)
+        except HarnessError as error:
+            _log.warning("a call that was given up stays done: %s", error)
 
     # -- ending -------------------------------------------------------------------
 
@@ -197,6 +208,7 @@ class Link:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(HarnessError(ErrorCode.HARNESS_LOST, reason))
+                answer.exception()  # taken note of, where nobody waits any more
         for cancelled in self._cancels.values():
             cancelled.set()
         self._writer.close()
@@ -242,9 +254,16 @@ class Link:
         elif isinstance(call_id, str | int):
             self._begin(call_id, method, params, problem)
         elif problem is None:
-            self._on_notify(method, params)
+            self._notify(method, params)
         else:
             _log.warning("a notification was dropped: %s", problem)
+
+    def _notify(self, method: str, params: dict[str, Any]) -> None:
+        try:
+            self._on_notify(method, params)
+        except Exception:  # noqa: BLE001  # the same boundary for notifications: one bad message must not end the link
+            kind = str(params.get("kind"))[:_MAX_KIND_CHARS]
+            _log.exception("a notification was dropped: %s of kind %s", method, kind)
 
     def _settle(
         self, call_id: Any, message: dict[str, Any], problem: str | None
@@ -256,7 +275,7 @@ class Link:
             text = f"the answer of the harness is not usable ({problem})"
             answer.set_exception(HarnessError(ErrorCode.HOST_REQUEST_FAILED, text))
         elif (error := message.get("error")) is not None:
-            answer.set_exception(_error_of(error))
+            answer.set_exception(error_of(error))
         else:
             answer.set_result(message.get("result"))
 
@@ -281,7 +300,7 @@ class Link:
         elif len(self._cancels) >= _MAX_OPEN_CALLS:
             refusal = HarnessError(ErrorCode.TOO_MANY_REQUESTS, "too many open calls")
         if refusal is not None:
-            work = self._answer(_error_message(call_id, refusal))
+            work = self._answer(error_message(call_id, refusal))
         else:
             self._cancels[call_id] = asyncio.Event()
             work = self._run(call_id, method, params)
@@ -296,13 +315,13 @@ class Link:
             result = await self._serve(method, params, self._cancels[call_id])
             line = self._encode({"id": call_id, "result": result})
         except HostBridgeError as error:
-            line = self._encode(_error_message(call_id, error))
+            line = self._encode(error_message(call_id, error))
         except Exception:  # noqa: BLE001  # the link's one boundary: a fault in serving a call must not leave the peer waiting
             _log.exception("serving %s failed", method)
             fault = HarnessError(
                 ErrorCode.INTERNAL, "the host bridge failed; see its log"
             )
-            line = self._encode(_error_message(call_id, fault))
+            line = self._encode(error_message(call_id, fault))
         finally:
             del self._cancels[call_id]
         await self._write(line)
@@ -336,17 +355,3 @@ class Link:
             await self._writer.drain()
         except OSError:
             self._lose("the harness closed its link")
-
-
-def _error_message(call_id: str | int, error: HostBridgeError) -> dict[str, Any]:
-    details = {"code": -32000, "message": str(error), "data": {"code": str(error.code)}}
-    return {"id": call_id, "error": details}
-
-
-def _error_of(error: Any) -> HarnessError:
-    details = error if isinstance(error, dict) else {}
-    data = details.get("data")
-    code = data.get("code") if isinstance(data, dict) else None
-    known = next((c for c in _PLUGIN_CODES if c == code), None)
-    text = str(details.get("message") or "the harness refused the operation")
-    return HarnessError(known or ErrorCode.HOST_REQUEST_FAILED, text)

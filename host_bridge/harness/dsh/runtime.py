@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -23,13 +22,11 @@ _SHOWN_LINES = 4
 _SHOWN_CHARS = 600
 _LAST_WORDS_S = 1.0
 _SHUTDOWN_S = 8.0
-"""For a shutdown in order; the plugin alone may take five of it."""
+"""For a shutdown in order: open turns end, and sessions are written."""
 _EXIT_S = 2.0
 _TERMINATE_S = 2.0
 _KILL_S = 2.0
 _LOOK_S = 0.01
-
-_CREDENTIAL = re.compile(rb":\s*[\"']?([^\s\"']{6,})")
 
 
 class Runtime:
@@ -119,7 +116,8 @@ class Runtime:
                 await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
             raise HarnessError(
                 ErrorCode.HARNESS_UNAVAILABLE,
-                f"DeepSeek Harness did not start: {error}{self.last_words()}",
+                "DeepSeek Harness did not start: "
+                f"{self._settings.redact(str(error))}{self.last_words()}",
             ) from error
 
     def _started_client(self) -> StdioClient:
@@ -129,10 +127,8 @@ class Runtime:
 
     def last_words(self) -> str:
         """The end of DSH's error output, short and without the credentials."""
-        text = bytes(self._stderr)
-        for secret in _CREDENTIAL.findall(self._settings.credentials or b""):
-            text = text.replace(secret, b"[credential]")
-        lines = text.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        text = self._settings.redact(self._stderr.decode(errors="replace"))
+        lines = text.strip().splitlines()[-_SHOWN_LINES:]
         shown = "\n".join(lines)[-_SHOWN_CHARS:]
         return f"\n{shown}" if shown else ""
 

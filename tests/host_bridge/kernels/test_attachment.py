@@ -8,7 +8,9 @@ import pytest
 
 from host_bridge.kernels.attachment import Asker, Attachment, Timing
 from host_bridge.kernels.channels import Message
+from kernel_ext.wire.codes import ErrorCode
 from kernel_ext.wire.envelope import (
+    PROTOCOL_VERSION,
     AttachReply,
     Cancel,
     ErrorReply,
@@ -326,16 +328,27 @@ async def test_a_garbled_reply_to_a_beat_changes_nothing(bench, content):
     await bench.settle()
 
     assert bench.cancelled == []
-    assert not bench.attachment.attached.is_set()
+    assert not bench.attachment.answered.is_set()
     bench.gates[1].set()
 
 
 async def test_a_refusal_by_the_kernel_is_no_attachment(bench):
     await bench.reply(next_id=1, status="error", generation="other")
 
-    assert not bench.attachment.attached.is_set()
+    assert bench.attachment.refusal == ErrorCode.STALE_GENERATION
+
+
+async def test_a_kernel_of_another_protocol_is_no_attachment(bench):
+    await bench.reply(next_id=1, protocol=PROTOCOL_VERSION + 1)
+
+    assert bench.attachment.refusal == ErrorCode.PROTOCOL_MISMATCH
+
+
+async def test_a_kernel_that_takes_its_host_refuses_nothing(bench):
     await bench.reply(next_id=1)
-    assert bench.attachment.attached.is_set()
+
+    assert bench.attachment.answered.is_set()
+    assert bench.attachment.refusal is None
 
 
 async def test_a_cancel_ends_the_work(bench):
@@ -497,3 +510,14 @@ async def test_the_beat_goes_on(bench):
         beating.cancel()
 
     assert {content["lease_s"] for _, content in bench.sent} == {6.0}
+
+
+async def test_after_the_goodbye_there_is_no_beat(bench):
+    beating = asyncio.create_task(bench.attachment.beat())
+    await bench.settle()
+
+    await bench.attachment.close(drain_s=0)
+
+    async with asyncio.timeout(WAIT_S):
+        await beating
+    assert [content["lease_s"] for _, content in bench.sent][-1] == 0.0

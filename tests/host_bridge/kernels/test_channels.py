@@ -178,3 +178,18 @@ async def test_two_channels_of_one_kernel_have_sessions_of_their_own(fake_kernel
 async def test_closing_twice_is_fine(channels):
     channels.close()
     channels.close()
+
+
+async def test_a_kernel_that_did_not_see_the_subscription_is_shown_another(
+    fake_kernel, channels
+):
+    """It has the subscription, but it was looking elsewhere when that came."""
+    welcomed = asyncio.Event()
+    waiting = asyncio.create_task(channels.until_subscribed(welcomed))
+
+    assert await asyncio.to_thread(fake_kernel.iopub.poll, 5000)
+    welcomed.set()
+    async with asyncio.timeout(5):
+        await waiting
+
+    assert fake_kernel.iopub.recv().startswith(b"\x01")

@@ -247,7 +247,9 @@ async def test_two_thousand_cancelled_requests_leave_nothing_in_work(kernel, wai
 
     assert (result.result, after.status) == ("True", "ok")
     assert kernel._attachment._working == {}
-    assert len(kernel._attachment._answers) <= 1024 + 256
+    async with asyncio.timeout(5):
+        while len(kernel._attachment._answers) > 1024:
+            await kernel.execute("1")
 
 
 async def test_a_cancelled_request_makes_room_for_the_next(lab, waits):

@@ -135,7 +135,6 @@ async def test_a_call_has_a_text_and_every_field_as_its_value(call):
     value = dict(outcome.value)
     assert isinstance(value.pop("duration_ms"), int)
     assert value == {
-        "text": "out\n42",
         "status": "ok",
         "stdout": "out\n",
         "stderr": "",

@@ -4,185 +4,30 @@
 // do, never which version it is. It keeps no state of a session and appends no
 // session event: an unknown one makes a session unresumable.
 import { randomUUID } from 'node:crypto'
-import net from 'node:net'
+
+import { BridgeError, Link, connect } from './link.mjs'
 
 export const name = 'rlm-kernel-bridge'
 export const inject = ['tools', 'agents', 'systemPrompt', 'subagents', 'llm']
 
 const PROTOCOL = 1
-const MAX_LINE_BYTES = Number(process.env.RLM_BRIDGE_MAX_LINE_BYTES ?? 16 * 2 ** 20)
-const MAX_UNSENT_BYTES = 4 * MAX_LINE_BYTES
 const MAX_EVENT_CHARS = 2 ** 20
 const HELLO_TIMEOUT_MS = 10_000
-const DISPOSE_TIMEOUT_MS = 5_000
 // Frozen: an aborted fetch puts a `stack` on its cause, and the session then can not
 // log the end of the turn.
 const CANCEL_CAUSE = Object.freeze({ kind: 'user' })
-
-// ---- the link ----------------------------------------------------------------------
-
-/** An error with a code of ours; codes of the harness's own errors do not travel. */
-class BridgeError extends Error {
-  constructor(code, message) {
-    super(message)
-    this.code = code
-  }
+// What the bridge can not do without: a service, and its names on the release lines.
+const CAPABILITIES = {
+  createRoot: ['agents', 'create'],
+  startChild: ['subagents', 'startContinuable', 'startActivation'],
+  discardChild: ['subagents', 'drainContinuableChildren', 'drainChildren'],
+  report: ['subagents', 'reportFrom', 'sendMessage'],
+  registerTool: ['tools', 'register'],
+  listTools: ['tools', 'schemas'],
+  callTool: ['tools', 'execute'],
+  promptSection: ['systemPrompt', 'section'],
+  listModels: ['llm', 'listModels'],
 }
-
-const describe = error => ({
-  code: -32000,
-  message: String(error?.message ?? error).slice(0, 4000),
-  data: {
-    code: error instanceof BridgeError ? error.code
-      : error?.name === 'SubagentDepthError' ? 'DEPTH_LIMIT' : null,
-  },
-})
-
-const encode = message => {
-  // JavaScript's strings may hold lone surrogates, which the other end refuses.
-  const repair = (_key, value) => typeof value === 'string' ? value.toWellFormed() : value
-  const line = Buffer.from(`${JSON.stringify(message, repair)}\n`)
-  if (line.length > MAX_LINE_BYTES) {
-    throw new BridgeError('PAYLOAD_TOO_LARGE', `a message of ${line.length} bytes exceeds the link's limit of ${MAX_LINE_BYTES}`)
-  }
-  return line
-}
-
-/** One end of the link. `handlers` maps a method to `(params, signal) => result`. */
-class Link {
-  #socket
-  #handlers
-  #pending = new Map()
-  #serving = new Map()
-  #parts = []
-  #size = 0
-  #sequence = 0
-  closed = false
-
-  constructor(socket, handlers) {
-    this.#socket = socket
-    this.#handlers = handlers
-    socket.on('data', chunk => this.#receive(chunk))
-    socket.on('error', () => this.#lose())
-    socket.on('close', () => this.#lose())
-  }
-
-  request(method, params, { signal, timeoutMs } = {}) {
-    const id = `p${++this.#sequence}`
-    return new Promise((resolve, reject) => {
-      if (this.closed) throw new BridgeError('HOST_UNAVAILABLE', 'the host bridge is gone')
-      const line = encode({ jsonrpc: '2.0', id, method, params })
-      const cancel = reason => this.notify('$/cancel', { id, reason })
-      // The call stays pending: the bridge settles cancelled calls too.
-      const onAbort = () => cancel(String(signal.reason?.kind ?? signal.reason?.message ?? 'aborted'))
-      const timer = timeoutMs && setTimeout(() => {
-        cancel('timeout')
-        this.#pending.get(id)?.reject(new BridgeError('TIMEOUT', `${method} was not answered in time`))
-      }, timeoutMs)
-      const settled = act => value => {
-        this.#pending.delete(id)
-        signal?.removeEventListener('abort', onAbort)
-        clearTimeout(timer)
-        act(value)
-      }
-      this.#pending.set(id, { resolve: settled(resolve), reject: settled(reject) })
-      signal?.addEventListener('abort', onAbort, { once: true })
-      this.#write(line)
-      if (signal?.aborted) onAbort()
-    })
-  }
-
-  notify(method, params) {
-    this.#write(encode({ jsonrpc: '2.0', method, params }))
-  }
-
-  close() {
-    this.#socket.end()
-    this.#lose()
-  }
-
-  #write(line) {
-    if (this.closed) return
-    // A bridge that reads nothing must not make the harness grow.
-    if (this.#socket.writableLength > MAX_UNSENT_BYTES) this.#socket.destroy()
-    else this.#socket.write(line)
-  }
-
-  #receive(chunk) {
-    let start = 0
-    for (let end; !this.closed && (end = chunk.indexOf(0x0a, start)) >= 0; start = end + 1) {
-      if (!this.#keep(chunk.subarray(start, end))) return
-      const line = Buffer.concat(this.#parts).toString('utf8')
-      this.#parts = []
-      this.#size = 0
-      this.#accept(line)
-    }
-    this.#keep(chunk.subarray(start))
-  }
-
-  #keep(part) {
-    this.#size += part.length
-    if (this.#size > MAX_LINE_BYTES) {
-      this.#socket.destroy()
-      this.#lose()
-      return false
-    }
-    this.#parts.push(part)
-    return true
-  }
-
-  #accept(line) {
-    let message
-    try {
-      message = JSON.parse(line)
-    } catch {
-      return // nobody's answer; the next line may be fine
-    }
-    if (message === null || typeof message !== 'object') return
-    if (typeof message.method === 'string') {
-      if (message.method === '$/cancel') this.#serving.get(message.params?.id)?.abort(new Error('cancelled by the bridge'))
-      else void this.#answer(message)
-      return
-    }
-    const call = this.#pending.get(message.id)
-    if (message.error) call?.reject(new BridgeError(message.error.data?.code, message.error.message))
-    else call?.resolve(message.result)
-  }
-
-  async #answer({ id, method, params }) {
-    const controller = new AbortController()
-    this.#serving.set(id, controller)
-    let line
-    try {
-      const handler = this.#handlers[method]
-      if (!handler) throw new BridgeError('UNSUPPORTED_REQUEST', `the plugin has no method ${method}`)
-      line = encode({ jsonrpc: '2.0', id, result: await handler(params ?? {}, controller.signal) ?? null })
-    } catch (error) {
-      line = encode({ jsonrpc: '2.0', id, error: describe(error) })
-    }
-    this.#serving.delete(id)
-    this.#write(line)
-  }
-
-  #lose() {
-    if (this.closed) return
-    this.closed = true
-    this.#parts = []
-    for (const call of [...this.#pending.values()]) call.reject(new BridgeError('HOST_UNAVAILABLE', 'the host bridge is gone'))
-    for (const controller of this.#serving.values()) controller.abort(new Error('the host bridge is gone'))
-  }
-}
-
-/** Connect to `unix:PATH` or `tcp:127.0.0.1:PORT`. */
-const connect = address => new Promise((resolve, reject) => {
-  const port = /^tcp:127\.0\.0\.1:(\d+)$/.exec(address)?.[1]
-  const socket = net.connect(port ? { host: '127.0.0.1', port: Number(port) } : { path: address.replace(/^unix:/, '') })
-  socket.once('error', reject)
-  socket.once('connect', () => {
-    socket.off('error', reject)
-    resolve(socket)
-  })
-})
 
 // ---- what the harness says, in our words -------------------------------------------
 
@@ -196,12 +41,6 @@ const textBlocks = text => [{ type: 'text', text }]
 
 const userMessage = text => Object.freeze({
   id: randomUUID(), role: 'user', content: textBlocks(text), source: { kind: 'user' },
-})
-
-const aborted = signal => new Promise((_resolve, reject) => {
-  const fail = () => reject(new BridgeError('CANCELLED', 'the call was cancelled'))
-  if (signal.aborted) fail()
-  else signal.addEventListener('abort', fail, { once: true })
 })
 
 const parentOf = agent => agent.session.header.parentSession
@@ -230,6 +69,10 @@ const mailOf = message => ({
   text: clip(textOf(message.content)),
 })
 
+/** Which name of each capability this harness has; null for none. */
+const probe = ctx => Object.fromEntries(Object.entries(CAPABILITIES).map(([capability, [service, ...names]]) => (
+  [capability, names.find(method => typeof ctx[service]?.[method] === 'function') ?? null])))
+
 // ---- what the bridge asks ----------------------------------------------------------
 
 function agentHandlers(ctx, muted, liveAgent) {
@@ -247,7 +90,6 @@ function agentHandlers(ctx, muted, liveAgent) {
       }
     },
     'agents/send': ({ agentId, text }) => { liveAgent(agentId).followup(userMessage(text)) },
-    'agents/whenIdle': async ({ agentId }, signal) => { await Promise.race([liveAgent(agentId).whenIdle(), aborted(signal)]) },
     'agents/cancel': ({ agentId }) => { liveAgent(agentId).cancel(CANCEL_CAUSE, { keepInbox: true }) },
     'agents/quiet': ({ agentId }) => {
       const agent = ctx.agents.get(agentId)
@@ -263,24 +105,39 @@ function agentHandlers(ctx, muted, liveAgent) {
   }
 }
 
-function subagentHandlers(ctx, provider, liveAgent) {
+function subagentHandlers(ctx, { provider, can, discarded, liveAgent }) {
   const { subagents } = ctx
-  const admits = typeof subagents.startContinuable === 'function'
+  const admits = can.startChild === 'startContinuable'
     ? spec => subagents.startContinuable(spec)
     : spec => subagents.startActivation({ ...spec, delivery: 'parent' })
-  const reports = typeof subagents.reportFrom === 'function'
+  const reports = can.report === 'reportFrom'
     ? (child, content, signal) => subagents.reportFrom(child, content, { delivery: 'next-step', signal })
     : (child, content, signal) => subagents.sendMessage(child, parentOf(child), content, { signal })
+  const discard = async (parentId, childId) => {
+    discarded.add(String(childId)) // first: its end puts a notice into the parent's inbox
+    const parent = ctx.agents.get(parentId)
+    // A parent that is gone has taken its children along.
+    if (parent) await subagents[can.discardChild](parent, [childId])
+  }
   return {
     'subagents/start': async ({ parentId, prompt, label, maxDepth, route }, signal) => {
       const parent = liveAgent(parentId)
       const depth = depthOf(ctx, parent) + 1
       const request = { parent, prompt: textBlocks(prompt), maxDepth, ...(route ? { agentOptions: route } : {}) }
-      const { childId } = await admits({ provider, label, signal, request })
+      const cancelled = () => new BridgeError('CANCELLED', 'the call was cancelled; there is no child')
+      const { childId } = await admits({ provider, label, signal, request }).catch(error => {
+        throw signal.aborted ? cancelled() : error
+      })
+      // The harness looks at the signal until the prompt is accepted, and not after that.
+      if (signal.aborted) {
+        await discard(parentId, childId)
+        throw cancelled()
+      }
       const child = ctx.agents.get(childId)
       return child ? agentInfo(ctx, child)
         : { id: String(childId), parentId, depth, cwd: parent.session.header.cwd ?? '', status: 'idle' }
     },
+    'subagents/discard': ({ parentId, childId }) => discard(parentId, childId),
     'subagents/report': async ({ childId, text }, signal) => String(await reports(liveAgent(childId), textBlocks(text), signal)),
   }
 }
@@ -314,9 +171,10 @@ function toolHandlers(ctx, open, liveAgent) {
 
 // ---- what the bridge is told -------------------------------------------------------
 
-function tellEvents(ctx, emit, muted) {
+function tellEvents(ctx, emit, { muted, discarded }) {
   const attempts = new Map()
   const runs = new Map() // child id -> its run, as long as that has not ended
+  const isDead = message => discarded.has(String(message.source?.senderSessionId))
   ctx.on('agent/created', ({ agent }) => emit({ kind: 'created', agent: agentInfo(ctx, agent) }))
   ctx.on('agent/disposed', ({ agent }) => {
     const agentId = String(agent.id)
@@ -329,7 +187,7 @@ function tellEvents(ctx, emit, muted) {
   })
   // One event a message, so that no event can outgrow a line.
   const tellMail = (agentId, messages) => {
-    for (const message of messages) emit({ kind: 'mail', agentId, mail: [mailOf(message)] })
+    for (const message of messages) if (!isDead(message)) emit({ kind: 'mail', agentId, mail: [mailOf(message)] })
   }
   // A rejected step ends the agent's driver, and what came since that step took its
   // mail would wait for the next wake: a muted root takes it out of the inbox here.
@@ -342,11 +200,24 @@ function tellEvents(ctx, emit, muted) {
       tellMail(String(agent.id), messages)
     }
   }
+  // A turn that has nothing but dead letters ends without a step, and with it the
+  // agent's driver: what came meanwhile is delivered once more.
+  const emptied = new Set()
+  const wakeAgain = agent => {
+    if (agent.status !== 'idle' || ctx.agents.get(agent.id) !== agent) return
+    const { nextTurn, nextStep } = agent.inbox
+    const message = nextTurn[0] ?? nextStep[0]
+    if (message === undefined) return
+    agent.inbox.splice(nextTurn.length > 0 ? 'next-turn' : 'next-step', 0, 1, [])
+    agent.followup(message)
+  }
   ctx.on('agent/status', ({ agent, status }) => {
     const agentId = String(agent.id)
     emit({ kind: 'status', agentId, status: status === 'idle' ? 'idle' : 'running' })
     // Not in the listener: the session takes no event while it tells one.
-    if (status === 'idle' && muted.has(agentId)) setImmediate(takeRest, agent)
+    if (status !== 'idle') return
+    if (muted.has(agentId)) setImmediate(takeRest, agent)
+    else if (emptied.delete(agentId)) setImmediate(wakeAgain, agent)
   })
   ctx.on('subagent/start', ({ id }) => {
     const child = ctx.agents.get(id)
@@ -380,14 +251,33 @@ function tellEvents(ctx, emit, muted) {
     emit({ kind: 'request-failed', agentId, status: failure.status ?? null, attempt, message: clip(String(failure.message)) })
     return next()
   }, { prepend: true })
-  ctx.on('agent/pre-step', ({ agent, messages }, next) => {
+  ctx.on('agent/pre-step', async ({ agent, messages, step }, next) => {
     const agentId = String(agent.id)
     tellMail(agentId, messages)
-    return muted.has(agentId) ? Promise.resolve({ kind: 'reject' }) : next()
+    if (muted.has(agentId)) return { kind: 'reject' }
+    if (!messages.some(isDead)) return next()
+    if (step === 1 && messages.every(isDead)) {
+      emptied.add(agentId)
+      return { kind: 'enter', messages: [] }
+    }
+    // In the middle of a turn, or beside other mail, the step goes on without them.
+    const decision = await next()
+    return decision.kind === 'enter' ? { ...decision, messages: decision.messages.filter(message => !isDead(message)) } : decision
   }, { prepend: true })
 }
 
-function registerTool(ctx, link, open, { name: tool, description, parameters }) {
+/** Give failed calls of our tools what a thrown error has no place for: code and value. */
+function carryFailures(ctx, failures) {
+  ctx.on('tools/execute', async (exec, next) => {
+    const result = await next()
+    const outcome = failures.get(exec.token)
+    if (!failures.delete(exec.token) || !result.isError) return result
+    const info = outcome.code === null ? {} : { info: { name: 'RlmToolError', code: outcome.code } }
+    return { ...result, error: { ...result.error, ...info }, meta: outcome.value }
+  }, { prepend: true })
+}
+
+function registerTool(ctx, link, { open, failures }, { name: tool, description, parameters }) {
   ctx.tools.register({
     name: tool,
     description,
@@ -402,7 +292,10 @@ function registerTool(ctx, link, open, { name: tool, description, parameters }) 
           executionId, callId: String(exec.callId), tool, arguments: args,
           agent: exec.agent ? agentInfo(ctx, exec.agent) : null,
         }, { signal: exec.signal })
-        if (outcome.isError) throw Object.assign(new Error(outcome.text), { code: outcome.code ?? undefined })
+        if (outcome.isError) {
+          failures.set(exec.token, outcome)
+          throw new Error(outcome.text)
+        }
         return { ...outcome.value, text: outcome.text }
       } finally {
         open.delete(executionId) // nested calls that come later are out of scope
@@ -416,8 +309,11 @@ export async function apply(ctx, { provider }) {
   if (!address || !token) throw new Error(`${name}: RLM_BRIDGE_ADDRESS and RLM_BRIDGE_TOKEN are required`)
   delete process.env.RLM_BRIDGE_TOKEN // what the harness starts need not have it
 
-  const muted = new Set()
-  const open = new Map()
+  const muted = new Set() // roots that never step
+  const discarded = new Set() // children that were taken back; their letters are dead
+  const open = new Map() // execution id -> the open call of a tool of ours
+  const failures = new Map() // execution token -> the outcome of a failed call
+  const can = probe(ctx)
   const liveAgent = agentId => {
     const agent = ctx.agents.get(agentId)
     if (!agent) throw new BridgeError('AGENT_NOT_LIVE', 'the harness has no live agent of this id')
@@ -425,17 +321,17 @@ export async function apply(ctx, { provider }) {
   }
   const link = new Link(await connect(address), {
     ...agentHandlers(ctx, muted, liveAgent),
-    ...subagentHandlers(ctx, provider, liveAgent),
+    ...subagentHandlers(ctx, { provider, can, discarded, liveAgent }),
     ...toolHandlers(ctx, open, liveAgent),
   })
-  ctx.effect(() => async () => {
-    await link.request('dispose', {}, { timeoutMs: DISPOSE_TIMEOUT_MS }).catch(() => {}) // leaving in any case
-    link.close()
-  }, name)
+  // The bridge cancels and settles what is open when it sees the link end.
+  ctx.effect(() => () => link.close(), name)
 
-  const { tools, sections } = await link.request('hello', { protocol: PROTOCOL, token }, { timeoutMs: HELLO_TIMEOUT_MS })
-  tellEvents(ctx, event => link.notify('event', event), muted)
-  for (const tool of tools) registerTool(ctx, link, open, tool)
+  const hello = { protocol: PROTOCOL, token, capabilities: can }
+  const { tools, sections } = await link.request('hello', hello, { timeoutMs: HELLO_TIMEOUT_MS })
+  tellEvents(ctx, event => link.notify('event', event), { muted, discarded })
+  carryFailures(ctx, failures)
+  for (const tool of tools) registerTool(ctx, link, { open, failures }, tool)
   for (const section of sections) ctx.systemPrompt.section(section)
   await link.request('ready', {}, { timeoutMs: HELLO_TIMEOUT_MS })
 }

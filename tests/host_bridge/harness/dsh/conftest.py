@@ -13,6 +13,7 @@ import pytest
 from host_bridge.demo.model_server import ModelRequest, ModelServer
 from host_bridge.harness.dsh.adapter import DshHarness, DshSettings
 from host_bridge.harness.port import (
+    AgentCreated,
     HarnessEvent,
     PromptSection,
     Registration,
@@ -176,8 +177,24 @@ class World:
     async def ask(self, agent_id: str, prompt: str) -> TurnEnded:
         """Send *prompt* and wait until the agent is idle; its last turn's end."""
         await self.harness.send(agent_id, prompt)
-        await asyncio.wait_for(self.harness.wait_idle(agent_id), WAIT_S)
+        await self.idle(agent_id)
         return self.of(TurnEnded, agent_id)[-1]
+
+    async def idle(self, agent_id: str) -> None:
+        """Wait until an agent has no turn and no mail."""
+        async with asyncio.timeout(WAIT_S):
+            while not await self.harness.is_quiet(agent_id):
+                changed = self._changed
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), 0.05)
+
+    def children_of(self, agent_id: str) -> list[str]:
+        """The ids of all children that an agent ever had."""
+        return [
+            event.agent.id
+            for event in self.events
+            if isinstance(event, AgentCreated) and event.agent.parent_id == agent_id
+        ]
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ def settings(tmp_path, **more):
 def test_only_chosen_variables_are_passed_on(tmp_path):
     environ = {
         "PATH": "/bin",
-        "HOME": "/home/me",
+        "HOME": "/h/me",
         "LANG": "C.UTF-8",
-        "OPENAI_API_KEY": "sk-1",
+        "OPENAI_API_KEY": "k-1",
         "AWS_SECRET_ACCESS_KEY": "x",
         "PYTHONPATH": "/x",
         "DSH_TELEMETRY_MODE": "FULL",
@@ -41,7 +41,7 @@ def test_only_chosen_variables_are_passed_on(tmp_path):
 
     assert built == {
         "PATH": "/bin",
-        "HOME": "/home/me",
+        "HOME": "/h/me",
         "LANG": "C.UTF-8",
         "RLM_BRIDGE_TOKEN": "t",
         "DSH_HOME": str(tmp_path / "home"),

@@ -35,7 +35,7 @@ for line in sys.stdin:
         time.sleep(60)
     answer = {"id": call["id"], "result": {}}
     if call["method"] == "initialize" and "refuses" in habits:
-        answer = {"id": call["id"], "error": {"code": 1, "message": "no"}}
+        answer = {"id": call["id"], "error": {"code": 1, "message": habits["refuses"]}}
     print(json.dumps(answer), flush=True)
     if call["method"] == "shutdown":
         break
@@ -57,6 +57,7 @@ async def play(tmp_path, monkeypatch):
             workspace=tmp_path,
             default_route=Route(provider="p", model="m"),
             credentials=f"refs:\n  KEY: {SECRET}\n".encode(),
+            redact=lambda text: text.replace(SECRET, "[credential]"),
         )
         ends = []
         runtime = Runtime(settings, {}, on_exit=ends.append)
@@ -104,7 +105,7 @@ async def test_a_runtime_that_will_not_end_is_killed(play, monkeypatch):
 
 
 async def test_its_last_words_are_short_and_without_the_credential(play):
-    runtime, _ = await play(prints=f"bad key {SECRET} here", refuses=True)
+    runtime, _ = await play(prints=f"bad key {SECRET} here", refuses=f"no {SECRET}")
     with pytest.raises(HarnessError) as refused:
         await asyncio.wait_for(runtime.initialize(), WAIT_S)
     await runtime.stop()
@@ -114,6 +115,7 @@ async def test_its_last_words_are_short_and_without_the_credential(play):
     assert words.endswith("bad key [credential] here")
     assert len(words) < 1000
     assert SECRET not in str(refused.value)
+    assert "no [credential]" in str(refused.value)
 
 
 async def test_a_process_that_holds_its_pipes_does_not_hold_up_the_end(play):
