@@ -5,10 +5,17 @@ import asyncio
 
 import pytest
 
-from host_bridge.app import scripted_bridge
+from host_bridge.app import NotebookBridge, scripted_bridge
+from host_bridge.bridge import Bridge
 from host_bridge.errors import HarnessError, KernelError
+from host_bridge.harness.port import AgentDisposed
 from host_bridge.harness.script import run_fenced_python
+from host_bridge.harness.scripted import ScriptedHarness
+from host_bridge.kernels.attachment import Asker
 from host_bridge.kernels.kernel import KernelSettings
+from host_bridge.model import ModelChoice
+from kernel_ext.wire.codes import ErrorCode
+from kernel_ext.wire.envelope import Request
 
 
 @pytest.fixture
@@ -125,3 +132,52 @@ async def test_two_sessions_of_one_bridge_share_nothing(open_stage, visit, waits
     assert one["pids"] == [kernels[0].pid]
     assert one["children"] == [f"child of {kernels[0].pid}"]
     assert two["RLM_SESSION_DIR"].endswith("/sessions/two")
+
+
+@pytest.mark.kernel
+async def test_the_kernel_of_an_agent_that_is_gone_is_ended(open_stage, waits):
+    async with open_stage() as stage:
+        root = await stage.root()
+        kernel = await stage.bridge.kernel_of(root)
+
+        stage.bridge._on_event(AgentDisposed(agent_id=root.id))
+
+        assert await waits.gone(kernel.pid)
+        assert stage.bridge.kernels.live() == []
+
+
+async def test_a_step_of_closing_that_fails_keeps_no_other_from_it(open_stage):
+    done = []
+
+    class Broken(ScriptedHarness):
+        async def close(self):
+            await super().close()
+            msg = "no"
+            raise HarnessError(ErrorCode.HARNESS_LOST, msg)
+
+    async def last():
+        done.append("last")
+
+    async with open_stage() as stage:
+        bridge = Bridge(Broken(run_fenced_python), stage.bridge.settings, on_close=last)
+        await bridge.start()
+        with pytest.raises(HarnessError):
+            await bridge.close()
+
+    assert done == ["last"]
+
+
+async def test_errors_reach_a_notebook_without_the_key(state, tmp_path, monkeypatch):
+    monkeypatch.setenv("DEEPSEEK_API_KEY", "sk-0123456789abcdef")
+    notebook = NotebookBridge(state, "n", cwd=tmp_path, choice=ModelChoice())
+
+    async def refuse():
+        raise HarnessError(ErrorCode.HARNESS_LOST, "it said sk-0123456789abcdef")
+
+    monkeypatch.setattr(notebook, "_start", refuse)
+    reply = await notebook.dispatch(
+        Request(id=1, type="rlm.list_subagents", generation="g"),
+        Asker(agent_id="n", generation="g", cell=None, is_current=lambda: True),
+    )
+
+    assert (reply.code, reply.error) == ("HARNESS_LOST", "it said [credential]")

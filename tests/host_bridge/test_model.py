@@ -16,6 +16,18 @@ def no_keys(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"model": "m"}, {"base_url": "http://127.0.0.1:1"}, {"key_variable": "K"}],
+    ids=str,
+)
+def test_the_scripted_model_goes_with_no_other_option(options):
+    with pytest.raises(SetupError) as caught:
+        ModelChoice(scripted=True, **options).check()
+
+    assert caught.value.code == "CONFIG_INVALID"
+
+
 def refusal(choice: ModelChoice) -> SetupError:
     with pytest.raises(SetupError) as caught:
         choice.setup()

@@ -118,3 +118,29 @@ def test_where_no_place_is_left_each_is_named(monkeypatch, tmp_path, short_path)
     assert caught.value.code == "STATE_ROOT_UNUSABLE"
     assert str(taken) in str(caught.value)
     assert "too long" in str(caught.value)
+
+
+def test_an_empty_session_is_removed(state):
+    paths = state.session("s").make()
+
+    assert paths.remove_if_empty()
+    assert not paths.directory.exists()
+
+
+@pytest.mark.parametrize("place", ["exports", "."])
+def test_a_session_in_which_a_cell_left_a_file_stays(state, place):
+    paths = state.session("s").make()
+    left = paths.directory / place / "result.csv"
+    left.write_text("1,2")
+
+    assert not paths.remove_if_empty()
+    assert left.read_text() == "1,2"
+
+
+def test_sessions_are_closed_to_others_below_an_open_root(state):
+    state.directory.mkdir(parents=True, mode=0o777)
+    state.directory.chmod(0o777)
+
+    state.session("s").make()
+
+    assert state.sessions.stat().st_mode & 0o777 == 0o700

@@ -1,15 +1,20 @@
 """The kernel's end of a request: window, asking again, leases, refusals."""
 
 import asyncio
+import copy
+import dataclasses
+import pickle
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernel_ext.client import HostClient, Limits
 from kernel_ext.errors import HostError
+from kernel_ext.proxies.rlm import RLMSpawnHandle
 from kernel_ext.wire.envelope import AttachReply, AttachRequest
 from kernel_ext.wire.strict import MAX_PAYLOAD_BYTES
 
@@ -574,3 +579,18 @@ async def test_two_thousand_requests_are_each_answered_once(bench):
 
     assert [r["n"] for r in results] == [*range(1, 2001)]
     assert bench.attach().pending == []
+
+
+def test_a_handle_is_plain_data():
+    handle = RLMSpawnHandle("id", "name", Path("/d"), "p/m")
+
+    assert copy.deepcopy(handle) == handle
+    assert pickle.loads(pickle.dumps(handle)) == handle
+    assert dataclasses.asdict(handle)["name"] == "name"
+
+
+async def test_a_handle_outside_a_kernel_says_so():
+    handle = RLMSpawnHandle("id", "name", Path("/d"), "p/m")
+
+    with pytest.raises(RuntimeError, match="not loaded"):
+        await handle.report()

@@ -93,6 +93,10 @@ async def stopped(lab, kernel, code):
             "await host_request('running')\nsubprocess.run(['sleep', '60'])",
             id="process after await",
         ),
+        pytest.param(
+            SAY + "get_ipython().run_cell_magic('bash', '', 'sleep 60')", id="bash"
+        ),
+        pytest.param(SAY + "!sleep 60", id="line of shell"),
     ],
 )
 async def test_a_stopped_cell_is_aborted_and_the_namespace_stays(lab, kernel, code):

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from host_bridge.errors import KernelError
+from host_bridge.kernels.kernel import Kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
 
@@ -182,3 +183,24 @@ async def test_many_kernels_start_and_stop_together(lab, waits):
 
     assert [r.result for r in results] == ["0", "1", "2", "3"]
     assert await waits.gone(*(k.pid for k in kernels), bound_s=1)
+
+
+async def test_no_more_kernels_boot_at_once_than_may(lab, monkeypatch):
+    booting, most = 0, 0
+    start = Kernel.start
+
+    async def counted(*args, **options):
+        nonlocal booting, most
+        booting += 1
+        most = max(most, booting)
+        try:
+            return await start(*args, **options)
+        finally:
+            booting -= 1
+
+    monkeypatch.setattr(Kernel, "start", counted)
+    registry = lab.registry(max_concurrent_boots=2)
+    kernels = await asyncio.gather(*(registry.kernel(lab.spec()) for _ in range(5)))
+
+    assert len({kernel.pid for kernel in kernels}) == 5
+    assert most == 2

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from host_bridge.errors import HarnessError
 from host_bridge.harness.port import AssistantText, Route
 from host_bridge.harness.script import Reply
 from host_bridge.kernels.attachment import Asker
+from host_bridge.kernels.execution import Cell, OutputBudget
+from kernel_ext.wire.codes import ErrorCode
 from kernel_ext.wire.envelope import Request
 
 OTHER = Route(provider="gateway", model="org/model/version")
@@ -476,3 +479,33 @@ async def test_a_tool_call_that_belongs_to_no_open_cell_is_refused(world):
     reply = await world.ask("dsh_tools.call", name="x", arguments={})
 
     assert reply.code == "REQUEST_SCOPE_CLOSED"
+
+
+async def test_a_tool_of_the_callers_own_kernel_is_refused(world):
+    cell = Cell(OutputBudget(100), "execution")
+    request = Request(
+        id=1,
+        type="dsh_tools.call",
+        generation="g",
+        payload={"name": "ipython", "arguments": {"code": "1"}},
+    )
+    asker = Asker(agent_id="root", generation="g", cell=cell, is_current=lambda: True)
+
+    reply = await world.dispatch(request, asker)
+
+    assert reply.code == "INVALID_ARGUMENT"
+
+
+async def test_nothing_that_fails_after_the_admission_hides_the_child(world):
+    async def broken(agent_id):
+        raise HarnessError(ErrorCode.TIMEOUT, "too late")
+
+    world.bridge.harness.running_route = broken
+    refused = await world.run(name="n")
+    world.bridge.harness.running_route = type(
+        world.bridge.harness
+    ).running_route.__get__(world.bridge.harness)
+
+    assert refused.code == "TIMEOUT"
+    assert world.bridge.agents.children("root") == []
+    assert (await world.run(name="n")).status == "ok"

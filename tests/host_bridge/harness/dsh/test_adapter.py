@@ -551,33 +551,137 @@ async def test_a_tool_of_the_harness_can_be_called_by_the_model_itself(world):
 # -- children that are not wanted any more -------------------------------------------
 
 
-async def taken_back(world, root, started):
-    """Wait until every child of *root* is gone; what its model and parent heard."""
-    assert started.cancelled()
-    children = world.children_of(root)
-    await world.until(lambda: all(world.of(AgentDisposed, c) for c in children))
+async def heard_of(world, root, child_ids):
+    """Wait until these children are gone; what they and *root* have said of them."""
+    await world.until(lambda: all(world.of(AgentDisposed, c) for c in child_ids))
     await world.idle(root)
-    heard = [text for c in children for text in world.of(AssistantText, c)]
-    return heard + world.of(MailRead, root) + world.requests_of(root)
+    said = [text for c in child_ids for text in world.of(AssistantText, c)]
+    mail = [m for read in world.of(MailRead, root) for m in read.mail]
+    asked = json.dumps([request.body for request in world.requests_of(root)])
+    return [
+        *said,
+        *(m for m in mail if m.sender_id in child_ids),
+        *(c for c in child_ids if c in asked),
+    ]
 
 
 @pytest.mark.parametrize("muted", [False, True], ids=["stepping", "muted"])
 @pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 7, 11, 15, 20])
 async def test_a_child_whose_start_is_given_up_is_taken_back(world, after_ms, muted):
     root = await world.root(muted=muted)
-    prompt = world.says(lambda t: Reply(text="late", delay_s=1))
+    prompt = world.says(lambda t: Reply(text="late", delay_s=5))
     starts = [
         asyncio.create_task(world.harness.start_child(child_of(root, prompt)))
         for _ in range(3)
     ]
     await asyncio.wait(starts, timeout=after_ms / 1000)
-    early = {start for start in starts if start.done()}
-    print("EARLY", after_ms, len(early))
     for start in starts:
         start.cancel()
     await asyncio.wait(starts, timeout=WAIT_S)
 
-    for start in early:
-        await world.harness.cancel(start.result().id)
-    assert not early
-    assert await taken_back(world, root, starts[0]) == []
+    kept = {start.result().id for start in starts if not start.cancelled()}
+    lost = set(world.children_of(root)) - kept
+    assert await heard_of(world, root, lost) == []
+    if not kept:
+        assert world.requests_of(root) == []
+    for child_id in kept:
+        await world.harness.cancel(child_id)
+        await settled(world, root, child_id)
+
+
+async def test_a_child_that_is_known_already_is_taken_back(world):
+    root = await world.root()
+    prompt = world.says(lambda t: Reply(text="late", delay_s=5))
+    starting = asyncio.create_task(world.harness.start_child(child_of(root, prompt)))
+    while not world.children_of(root):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait([starting], timeout=WAIT_S)
+
+    assert starting.cancelled()
+    (child_id,) = world.children_of(root)
+    assert world.of(AgentDisposed, child_id)  # before the one who asked goes on
+    assert await heard_of(world, root, {child_id}) == []
+    assert world.requests_of(root) == []
+
+
+@pytest.mark.parametrize("muted", [False, True], ids=["stepping", "muted"])
+async def test_a_child_whose_admission_is_on_its_way_is_taken_back(
+    world, monkeypatch, muted
+):
+    root = await world.root(muted=muted)
+    prompt = world.says(lambda t: Reply(text="late", delay_s=5))
+    starting = asyncio.create_task(world.harness.start_child(child_of(root, prompt)))
+    link = world.harness._link
+    settle = link._settle
+
+    def settle_too_late(*answer):
+        monkeypatch.undo()
+        starting.cancel()
+        settle(*answer)
+
+    monkeypatch.setattr(link, "_settle", settle_too_late)
+    await asyncio.wait([starting], timeout=WAIT_S)
+
+    assert starting.cancelled()
+    (child_id,) = world.children_of(root)
+    assert world.of(AgentDisposed, child_id)
+    assert await heard_of(world, root, {child_id}) == []
+    assert world.requests_of(root) == []
+
+
+async def test_a_child_whose_start_takes_too_long_is_taken_back(world, monkeypatch):
+    root = await world.root()
+    prompt = world.says(lambda t: Reply(text="late", delay_s=5))
+    monkeypatch.setattr("host_bridge.harness.dsh.adapter._CALL_S", 0.001)
+    with pytest.raises(HarnessError) as refused:
+        await world.harness.start_child(child_of(root, prompt))
+    monkeypatch.undo()
+
+    assert refused.value.code is ErrorCode.TIMEOUT
+    assert await heard_of(world, root, set(world.children_of(root))) == []
+    assert world.requests_of(root) == []
+
+
+async def test_a_turn_goes_on_when_its_cell_takes_a_child_back(world):
+    leaf = world.says(lambda t: Reply(text="late", delay_s=5))
+
+    async def cell(call):
+        request = child_of(call.agent.id, leaf)
+        starting = asyncio.create_task(world.harness.start_child(request))
+        while not world.children_of(call.agent.id):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting], timeout=WAIT_S)
+        return ToolOutcome(text="gave it up")
+
+    root = await world.root()
+    ended = await world.ask(root, world.runs(cell, then="the answer"))
+
+    assert ended.reason == "completed"
+    assert world.of(AssistantText, root)[-1].text == "the answer"
+    assert len(world.requests_of(root)) == 2
+    assert await heard_of(world, root, set(world.children_of(root))) == []
+
+
+async def test_mail_beside_that_of_lost_children_is_read(world):
+    root = await world.root()
+    quick = world.says(lambda t: Reply(text="quick", delay_s=0.05))
+    slow = world.says(lambda t: Reply(text="late", delay_s=5))
+    good = [await world.harness.start_child(child_of(root, quick)) for _ in range(4)]
+    bad = [
+        asyncio.create_task(world.harness.start_child(child_of(root, slow)))
+        for _ in range(6)
+    ]
+    for number, start in enumerate(bad):
+        await asyncio.wait([start], timeout=0.01 * number)
+        start.cancel()
+    await asyncio.wait(bad, timeout=WAIT_S)
+    kept = {start.result().id for start in bad if not start.cancelled()}
+    for child_id in kept:
+        await world.harness.cancel(child_id)
+
+    for child in good:
+        await settled(world, root, child.id)
+    lost = set(world.children_of(root)) - {child.id for child in good} - kept
+    assert await heard_of(world, root, lost) == []
