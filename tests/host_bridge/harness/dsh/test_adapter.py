@@ -633,10 +633,16 @@ async def test_a_child_whose_admission_is_on_its_way_is_taken_back(
 async def test_a_child_whose_start_takes_too_long_is_taken_back(world, monkeypatch):
     root = await world.root()
     prompt = world.says(lambda t: Reply(text="late", delay_s=5))
-    monkeypatch.setattr("host_bridge.harness.dsh.adapter._CALL_S", 0.001)
+    link = world.harness._link
+    request = link.request
+
+    def ask_hastily(method, params, *, timeout_s, undo):
+        hasty_s = 0.001 if method == "subagents/start" else timeout_s
+        return request(method, params, timeout_s=hasty_s, undo=undo)
+
+    monkeypatch.setattr(link, "request", ask_hastily)
     with pytest.raises(HarnessError) as refused:
         await world.harness.start_child(child_of(root, prompt))
-    monkeypatch.undo()
 
     assert refused.value.code is ErrorCode.TIMEOUT
     assert await heard_of(world, root, set(world.children_of(root))) == []
@@ -685,3 +691,22 @@ async def test_mail_beside_that_of_lost_children_is_read(world):
         await settled(world, root, child.id)
     lost = set(world.children_of(root)) - {child.id for child in good} - kept
     assert await heard_of(world, root, lost) == []
+
+
+async def test_mail_that_comes_while_a_lost_childs_notice_is_dropped_is_read(world):
+    late = world.says(lambda t: Reply(text="late", delay_s=5))
+    task = world.says(lambda t: Reply(text="read it"))
+    for _ in range(5):
+        root = await world.root()
+        starting = asyncio.create_task(world.harness.start_child(child_of(root, late)))
+        while not world.children_of(root):
+            await asyncio.sleep(0)
+        starting.cancel()
+        while not world.of(AgentStatusChanged, root):
+            await asyncio.sleep(0)
+        await world.harness.send(root, task)
+        await world.until(lambda agent=root: world.of(AssistantText, agent))
+        await world.idle(root)
+
+        assert world.of(AssistantText, root)[-1].text == "read it"
+        assert len(world.requests_of(root)) == 1

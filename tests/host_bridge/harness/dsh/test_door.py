@@ -6,9 +6,11 @@ import stat
 
 import pytest
 
-from host_bridge.harness.dsh.door import Door
+from host_bridge.errors import HarnessError
+from host_bridge.harness.dsh.door import _CAPABILITIES, Door
 from host_bridge.harness.dsh.link import end_connection
 from host_bridge.paths import new_socket_directory
+from kernel_ext.wire.codes import ErrorCode
 
 WAIT_S = 5.0
 LIMIT = 64 * 1024
@@ -90,6 +92,44 @@ async def test_a_stranger_is_sent_away_and_the_plugin_still_comes_in(door, visit
     assert not door.has_entered
     await visit(greeting(door.environment["RLM_BRIDGE_TOKEN"]))
     await asyncio.wait_for(door.entered(), WAIT_S)
+
+
+async def greet(door, visit, **said):
+    await visit(greeting(door.environment["RLM_BRIDGE_TOKEN"], **said))
+    return await asyncio.wait_for(door.entered(), WAIT_S)
+
+
+ABLE = dict.fromkeys(_CAPABILITIES, "some method")
+
+
+@pytest.mark.parametrize("protocol", [None, 0, 2, "1", True, {"n": 1}, "x" * 500])
+async def test_another_protocol_is_refused_by_name(door, visit, protocol):
+    entered = await greet(door, visit, protocol=protocol, capabilities=ABLE)
+    with pytest.raises(HarnessError) as refused:
+        entered.check()
+
+    assert refused.value.code is ErrorCode.PROTOCOL_MISMATCH
+    assert repr(protocol)[:20] in str(refused.value)
+    assert "speaks protocol 1" in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "capabilities", [None, 7, {}, {"startChild": None}], ids=["none", "7", "{}", "null"]
+)
+async def test_a_missing_capability_is_refused_by_name(door, visit, capabilities):
+    entered = await greet(door, visit, protocol=1, capabilities=capabilities)
+    with pytest.raises(HarnessError) as refused:
+        entered.check()
+
+    assert refused.value.code is ErrorCode.HARNESS_UNAVAILABLE
+    assert "startChild" in str(refused.value)
+
+
+async def test_a_plugin_that_can_do_all_is_not_refused(door, visit):
+    entered = await greet(door, visit, protocol=1, capabilities={**ABLE, "more": None})
+
+    entered.check()
 
 
 async def test_after_the_plugin_nobody_comes_in(door, visit):

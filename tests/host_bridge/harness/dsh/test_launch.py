@@ -45,6 +45,9 @@ def test_only_chosen_variables_are_passed_on(tmp_path):
         "LANG": "C.UTF-8",
         "RLM_BRIDGE_TOKEN": "t",
         "DSH_HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "home" / "tmp"),
+        "TEMP": str(tmp_path / "home" / "tmp"),
+        "TMP": str(tmp_path / "home" / "tmp"),
         "DSH_TELEMETRY_MODE": "DISABLED",
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "no_proxy": "127.0.0.1,localhost,::1",
@@ -94,6 +97,12 @@ def test_no_credential_is_in_the_patch(tmp_path):
     chosen = settings(tmp_path, credentials=b"refs:\n  KEY: sk-secret-value\n")
 
     assert b"sk-secret-value" not in build_patch(chosen)
+
+
+def test_settings_do_not_show_the_credential(tmp_path):
+    chosen = settings(tmp_path, credentials=b"refs:\n  KEY: a-secret-value\n")
+
+    assert "a-secret-value" not in repr(chosen)
 
 
 def test_a_missing_wheel_is_said_with_the_remedy(monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,13 @@ import pytest
 from host_bridge.errors import HarnessError
 from host_bridge.harness.dsh.adapter import DshHarness, DshSettings
 from host_bridge.harness.dsh.door import Door
-from host_bridge.harness.port import ChildRequest, HarnessLost, Route, ToolOutcome
+from host_bridge.harness.port import (
+    AgentCreated,
+    ChildRequest,
+    HarnessLost,
+    Route,
+    ToolOutcome,
+)
 from host_bridge.harness.script import Reply
 from kernel_ext.wire.codes import ErrorCode
 
@@ -150,6 +157,100 @@ async def test_before_its_start_a_harness_answers_nothing(tmp_path):
         await DshHarness(settings).advertised_models()
 
     assert refused.value.code is ErrorCode.HARNESS_LOST
+
+
+async def test_a_plugin_of_another_protocol_is_refused(make_world, monkeypatch):
+    monkeypatch.setattr("host_bridge.harness.dsh.door._PROTOCOL", 7)
+    world = make_world()
+    with pytest.raises(HarnessError) as refused:
+        await world.start()
+
+    assert refused.value.code is ErrorCode.HARNESS_UNAVAILABLE
+    assert "protocol 1" in str(refused.value)
+    assert "protocol 7" in str(refused.value)
+    assert mark_processes(str(world.directory)) == []
+
+
+async def test_a_harness_that_can_do_too_little_is_refused(make_world, monkeypatch):
+    monkeypatch.setattr(
+        "host_bridge.harness.dsh.door._CAPABILITIES", ("report", "flyToTheMoon")
+    )
+    world = make_world()
+    with pytest.raises(HarnessError) as refused:
+        await world.start()
+
+    assert refused.value.code is ErrorCode.HARNESS_UNAVAILABLE
+    assert str(refused.value).endswith("needs: flyToTheMoon")
+    assert mark_processes(str(world.directory)) == []
+
+
+# -- coming back --------------------------------------------------------------------
+
+
+async def test_a_failed_call_keeps_its_value_and_its_session_resumes(make_world):
+    value = {"status": "error", "stdout": "before it", "n": [1, 2.5, None]}
+
+    async def cell(call):
+        return ToolOutcome(
+            text="it broke", value=value, is_error=True, code="ZeroDivisionError"
+        )
+
+    world = make_world()
+    record = world.directory / "results.jsonl"
+    config = {
+        "file": str(record),
+        "route": {"provider": FLASH.provider, "model": FLASH.model},
+    }
+    plugin = Path(__file__).with_name("recorder.mjs")
+    row = {"id": "rlm-test-recorder", "name": str(plugin), "config": config}
+    await world.start(extra_patch_rows=[{"insert": [row]}])
+    root = await world.root()
+    first = await world.ask(root, world.runs(cell))
+    await world.ask(root, world.says(lambda t: Reply(text="a turn more")))
+    await world.harness.close()
+    world.events.clear()
+
+    await world.start(extra_patch_rows=[{"insert": [row]}])
+    await world.harness.create_root(
+        agent_id=f"resume-{root}", cwd=str(world.workspace), route=FLASH
+    )
+    await world.until(lambda: world.of(AgentCreated, root))
+    after = await world.ask(root, world.says(lambda t: Reply(text="back again")))
+
+    (kept,) = [json.loads(line) for line in record.read_text().splitlines()]
+    assert kept["sessionId"] == root
+    assert kept["meta"] == value
+    assert kept["error"]["code"] == "ZeroDivisionError"
+    assert (first.reason, after.reason) == ("completed", "completed")
+    body = json.dumps(world.requests_of(root)[-1].body)
+    assert "Error: it broke" in body
+    assert "before it" not in body
+
+
+async def test_an_aborted_call_keeps_its_value(make_world):
+    async def cell(call):
+        async with asyncio.timeout(WAIT_S):
+            await call.cancelled.wait()
+        return ToolOutcome(
+            text="[stopped]", value={"status": "aborted"}, is_error=True, code="aborted"
+        )
+
+    world = make_world()
+    record = world.directory / "results.jsonl"
+    plugin = Path(__file__).with_name("recorder.mjs")
+    config = {"file": str(record), "route": {}}
+    row = {"id": "rlm-test-recorder", "name": str(plugin), "config": config}
+    await world.start(extra_patch_rows=[{"insert": [row]}])
+    root = await world.root()
+    await world.harness.send(root, world.runs(cell))
+    await world.until(lambda: world.calls)
+    await world.harness.cancel(root)
+    await world.idle(root)
+    after = await world.ask(root, world.says(lambda t: Reply(text="again")))
+
+    (kept,) = [json.loads(line) for line in record.read_text().splitlines()]
+    assert kept["meta"] == {"status": "aborted"}
+    assert after.reason == "completed"
 
 
 # -- ending ------------------------------------------------------------------------
@@ -385,6 +486,20 @@ async def test_a_malformed_line_does_not_end_the_link(make_world):
     world.harness._link._writer.write(b'{"jsonrpc": \n[]\nnull\n{"id": 7}\n\xff\n')
 
     assert await world.harness.is_quiet("nobody")
+
+
+async def test_a_malformed_event_does_not_end_the_link(make_world):
+    world = await make_world().start()
+    root = await world.root()
+
+    for event in ({"kind": "status"}, {"kind": "mail", "mail": 7}, {"kind": []}):
+        world.harness._link._take(
+            json.dumps({"method": "event", "params": event}).encode()
+        )
+    ended = await world.ask(root, world.says(lambda t: Reply(text="still here")))
+
+    assert ended.reason == "completed"
+    assert not [e for e in world.events if isinstance(e, HarnessLost)]
 
 
 async def test_dsh_does_not_outlive_a_bridge_that_is_killed(tmp_path):

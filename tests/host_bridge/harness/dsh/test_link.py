@@ -222,6 +222,118 @@ async def test_a_call_that_takes_too_long_is_cancelled(pair):
     await asyncio.wait_for(seen.wait(), WAIT_S)
 
 
+class Deed:
+    """A call that changes something, whatever becomes of its asker."""
+
+    def __init__(self, theirs, *, settles=True):
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+        self.undone = []
+        self._settles = settles
+        theirs.handlers["do"] = self.do
+
+    async def do(self, params, cancelled):
+        self.begun.set()
+        await (cancelled if self._settles else self.may_end).wait()
+        return "done"
+
+    async def undo(self, result):
+        self.undone.append(result)
+
+
+async def test_what_a_given_up_call_has_done_is_undone_first(pair):
+    ours, theirs = pair
+    deed = Deed(theirs)
+    call = asyncio.create_task(ours.link.request("do", {}, undo=deed.undo))
+    await asyncio.wait_for(deed.begun.wait(), WAIT_S)
+    call.cancel()
+    await asyncio.wait([call], timeout=WAIT_S)
+
+    assert call.cancelled()
+    assert deed.undone == ["done"]
+
+
+async def test_what_a_late_call_has_done_is_undone_first(pair):
+    ours, theirs = pair
+    deed = Deed(theirs)
+    with pytest.raises(HarnessError) as refused:
+        await ours.link.request("do", {}, timeout_s=0.01, undo=deed.undo)
+
+    assert refused.value.code is ErrorCode.TIMEOUT
+    assert deed.undone == ["done"]
+
+
+async def test_nothing_is_undone_of_a_call_that_was_cancelled_in_time(pair):
+    ours, theirs = pair
+    deed = Deed(theirs)
+
+    async def refuse(params, cancelled):
+        await cancelled.wait()
+        raise RequestError(ErrorCode.CANCELLED, "nothing was done")
+
+    theirs.handlers["do"] = refuse
+    call = asyncio.create_task(ours.link.request("do", {}, undo=deed.undo))
+    while not theirs.link._work:
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call], timeout=WAIT_S)
+
+    assert call.cancelled()
+    assert deed.undone == []
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["bound", "cancelled-twice"])
+async def test_who_gives_up_waits_not_for_ever_and_it_is_still_undone(
+    pair, monkeypatch, twice
+):
+    if not twice:
+        monkeypatch.setattr("host_bridge.harness.dsh.link._UNDO_S", 0.01)
+    ours, theirs = pair
+    deed = Deed(theirs, settles=False)
+    call = asyncio.create_task(ours.link.request("do", {}, undo=deed.undo))
+    await asyncio.wait_for(deed.begun.wait(), WAIT_S)
+    call.cancel()
+    while twice and not ours.link._work:
+        await asyncio.sleep(0)
+    if twice:
+        call.cancel()
+    await asyncio.wait([call], timeout=WAIT_S)
+    before = list(deed.undone)
+    deed.may_end.set()
+    while ours.link._work:
+        await asyncio.sleep(0)
+
+    assert call.cancelled()
+    assert (before, deed.undone) == ([], ["done"])
+
+
+async def test_an_undo_that_is_refused_does_not_hide_the_cancellation(pair):
+    ours, theirs = pair
+    deed = Deed(theirs)
+
+    async def fail(result):
+        raise HarnessError(ErrorCode.HOST_REQUEST_FAILED, "it stays")
+
+    call = asyncio.create_task(ours.link.request("do", {}, undo=fail))
+    await asyncio.wait_for(deed.begun.wait(), WAIT_S)
+    call.cancel()
+    await asyncio.wait([call], timeout=WAIT_S)
+
+    assert call.cancelled()
+
+
+async def test_a_lost_link_ends_the_wait_of_who_has_given_up(raw):
+    end, reader, writer = raw
+    call = asyncio.create_task(end.link.request("do", {}, undo=end.lost.append))
+    await line_of(reader)
+    call.cancel()
+    await line_of(reader)
+    writer.close()
+    await asyncio.wait([call], timeout=WAIT_S)
+
+    assert call.cancelled()
+    assert len(end.lost) == 1
+
+
 async def test_a_cancelled_call_of_the_peer_still_settles(raw):
     end, reader, writer = raw
 
@@ -270,6 +382,18 @@ async def test_an_odd_line_does_not_end_the_link(raw, line):
     assert answer["result"] == {"n": 1}
     assert end.lost == []
     assert ("news", {"n": 1}) not in end.told
+
+
+async def test_a_notification_that_can_not_be_taken_does_not_end_the_link(raw, caplog):
+    end, reader, writer = raw
+    end.told = None  # whatever comes now fails in `on_notify`
+
+    put(writer, {"method": "event", "params": {"kind": "status"}})
+    put(writer, {"id": 1, "method": "echo", "params": {"n": 1}})
+
+    assert (await line_of(reader))["result"] == {"n": 1}
+    assert end.lost == []
+    assert "event of kind status" in caplog.text
 
 
 @pytest.mark.parametrize("value", [float("nan"), 2**60, "lone \ud800 surrogate"])
