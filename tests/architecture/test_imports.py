@@ -76,6 +76,12 @@ def test_the_extension_adds_only_itself_to_a_kernel():
 
 
 def test_the_kernel_application_loads_no_host_library():
-    (after,) = modules_after("import kernel_ext.__main__")
+    (after,) = modules_after("import kernel_ext.application")
 
     assert tops(after) & HOST_ONLY == set()
+
+
+def test_the_kernels_process_is_small_until_its_guard_is_there():
+    (after,) = modules_after("import kernel_ext.__main__")
+
+    assert not after & {"IPython", "ipykernel", "zmq", "asyncio", "traitlets"}

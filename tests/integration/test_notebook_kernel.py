@@ -1,5 +1,6 @@
 """The kernel RLM in a stock front end: requests, interrupts, restarts, deaths."""
 
+import queue
 import signal
 import sys
 
@@ -177,11 +178,24 @@ def test_an_interrupt_by_message_ends_whatever_a_cell_waits_for(scripted):
         message = scripted.client.execute(cell)
         _until_it_runs(scripted, message, told=not code.startswith("%%"))
 
-        scripted.manager.interrupt_kernel()
+        outcome = _interrupted(scripted, message)
 
-        outcome = scripted.wait(message, within_s=5)
         assert outcome.status in ("error", "ok"), name
         assert scripted.run("6 * 7").result == "42", name
+
+
+def _interrupted(front_end, message_id):
+    """Interrupt as a person does: once more when nothing happens.
+
+    One that comes while C code starts a process is lost, in a stock kernel too.
+    """
+    for within_s in (3, 5):
+        front_end.manager.interrupt_kernel()
+        try:
+            return front_end.wait(message_id, within_s=within_s)
+        except queue.Empty:
+            continue
+    pytest.fail("two interrupts did not end the cell")
 
 
 def _until_it_runs(front_end, message_id, *, told):
