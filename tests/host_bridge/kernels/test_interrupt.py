@@ -277,6 +277,7 @@ async def test_the_requests_of_a_kernel_that_died_are_cancelled(lab, waits):
         kernel.execute(
             "import os\n"
             "t = asyncio.ensure_future(host_request('x', {'gate': 'never'}))\n"
+            "await asyncio.sleep(0)\n"  # asked before, so it has arrived before
             "await host_request('y')\n"
             "os._exit(1)"
         )
