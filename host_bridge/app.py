@@ -119,7 +119,11 @@ async def scripted_model_bridge(
         credential=Credential.placeholder("DEEPSEEK_API_KEY", "scripted"),
         base_url=server.base_url,
     )
-    return dsh_bridge(state, session, setup, on_close=server.close)
+    try:
+        return dsh_bridge(state, session, setup, on_close=server.close)
+    except BaseException:
+        await server.close()
+        raise
 
 
 async def try_harness(directory: Path) -> str:

@@ -175,11 +175,10 @@ def _write_connection(directory: Path) -> Path:
 
 
 def _record(paths: SessionPaths, launched: KernelProcess) -> None:
-    """Note who runs and where its sockets are, so that `doctor` finds leftovers."""
+    """Note who runs for whom, so that `doctor` finds what a killed bridge left."""
     kernel, bridge = mark_of(launched.pid), mark_of(os.getpid())
     record = {
         "bridge": bridge.as_json() if bridge else None,
-        "sockets": str(launched.directory),
         "kernel": kernel.as_json() if kernel else None,
     }
     publish(paths.runtime, json.dumps(record).encode())

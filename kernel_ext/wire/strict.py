@@ -10,7 +10,6 @@ __all__ = (
     "PayloadError",
     "check_json",
     "encoded",
-    "encoded_size",
 )
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
@@ -73,11 +72,6 @@ def encoded(value: Any) -> bytes:
     """*value* as compact UTF-8 JSON; it has passed `check_json`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
-
-
-def encoded_size(value: Any) -> int:
-    """Bytes of *value* as `encoded` writes it."""
-    return len(encoded(value))
 
 
 def _check_text(text: str, path: str) -> None:

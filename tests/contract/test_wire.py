@@ -41,7 +41,7 @@ from kernel_ext.wire.messages import (
     SendMessageResult,
     SubagentRow,
 )
-from kernel_ext.wire.strict import MAX_DEPTH, PayloadError, check_json, encoded_size
+from kernel_ext.wire.strict import MAX_DEPTH, PayloadError, check_json, encoded
 
 ROW = SubagentRow(
     rlm_child_id="c-1",
@@ -294,10 +294,10 @@ def test_what_json_keeps_is_accepted(value):
 
 @checked
 @given(JSON)
-def test_the_size_is_that_of_compact_utf8(value):
+def test_it_is_written_as_compact_utf8(value):
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
-    assert encoded_size(value) == len(text.encode("utf-8"))
+    assert encoded(value) == text.encode("utf-8")
 
 
 @checked

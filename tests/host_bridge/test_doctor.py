@@ -41,10 +41,10 @@ def no_kernel(monkeypatch):
     monkeypatch.setattr(doctor, "_kernel", skipped)
 
 
-def record(home, session, *, bridge, kernel, sockets="/nowhere"):
+def record(home, session, *, bridge, kernel):
     directory = home / "sessions" / session
     directory.mkdir(parents=True)
-    data = {"bridge": bridge, "kernel": kernel, "sockets": sockets}
+    data = {"bridge": bridge, "kernel": kernel}
     (directory / "runtime.json").write_text(json.dumps(data))
 
 

@@ -44,9 +44,7 @@ async def test_it_runs_from_a_directory_of_any_depth(
     assert not process.directory.exists()
 
 
-async def test_it_is_recorded_with_its_sockets_and_its_bridge(
-    paths, environment, tmp_path, waits
-):
+async def test_it_is_recorded_with_its_bridge(paths, environment, tmp_path, waits):
     process = await waits.within(
         launch(paths=paths, cwd=tmp_path, environment=environment)
     )
@@ -55,7 +53,6 @@ async def test_it_is_recorded_with_its_sockets_and_its_bridge(
 
     assert record["kernel"]["pid"] == process.pid
     assert record["bridge"]["pid"] == os.getpid()
-    assert record["sockets"] == str(process.directory)
     assert paths.runtime.stat().st_mode & 0o777 == 0o600
 
 
