@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+import pytest_asyncio
 import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.session import Session
@@ -239,17 +240,17 @@ async def kernel_lab() -> AsyncIterator[KernelLab]:
             await lab.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lab() -> AsyncIterator[KernelLab]:
-    """Kernels of one test."""
+    """Starts the kernels of one module; its tests run on the module's loop."""
     async with kernel_lab() as lab:
         yield lab
 
 
-@pytest.fixture(scope="module")
-def open_lab() -> Callable[[], contextlib.AbstractAsyncContextManager[KernelLab]]:
-    """Makes labs, for fixtures of a module."""
-    return kernel_lab
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kernel(lab: KernelLab) -> Kernel:
+    """A kernel that the tests of one module share."""
+    return await lab.kernel()
 
 
 # -- bridges on the harness in memory -------------------------------------------------

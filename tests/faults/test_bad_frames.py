@@ -4,23 +4,11 @@ import ast
 import asyncio
 
 import pytest
-import pytest_asyncio
 from jupyter_client.session import Session
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kernel(lab):
-    return await lab.kernel()
 
 
 def execute(session, n):

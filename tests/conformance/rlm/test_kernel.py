@@ -6,23 +6,11 @@ import json
 from dataclasses import asdict
 
 import pytest
-import pytest_asyncio
 
 from host_bridge.kernels.channels import Message
 from kernel_ext.wire.envelope import Request
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kernel(lab):
-    return await lab.kernel()
 
 
 # -- group 10: one namespace, isolation, caps, no artifacts ------------------------

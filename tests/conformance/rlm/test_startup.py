@@ -4,17 +4,10 @@ import asyncio
 import json
 
 import pytest
-import pytest_asyncio
 
 from host_bridge.errors import KernelError
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
 
 
 async def test_a_first_caller_that_was_aborted_does_not_poison_the_start(lab, waits):

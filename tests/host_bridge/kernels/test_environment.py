@@ -71,6 +71,7 @@ def test_no_system_variable_sounds_like_a_secret():
 
 
 @pytest.mark.kernel
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_real_kernel_has_exactly_this_environment(
     lab, monkeypatch, token, capsys
 ):

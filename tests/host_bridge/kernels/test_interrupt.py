@@ -20,12 +20,6 @@ SAY = (
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kernel(lab):
     # No cell of these tests needs the end of its grace.
     return await lab.kernel(interrupt_grace_s=6.0)

@@ -3,25 +3,13 @@
 import asyncio
 import json
 import os
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from host_bridge.errors import KernelError
+from host_bridge.paths import socket_directories
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kernel(lab):
-    return await lab.kernel()
 
 
 async def test_a_variable_stays_for_the_next_cell(kernel):
@@ -416,6 +404,7 @@ async def test_a_frame_nested_too_deep_does_not_deafen_the_bridge(kernel, waits)
 
 async def test_a_failed_start_leaves_nothing(lab, waits):
     spec = lab.spec()
+    before = set(socket_directories())
 
     with pytest.raises(KernelError) as caught:
         await waits.within(lab.registry(startup_timeout_s=0.01).kernel(spec))
@@ -423,4 +412,4 @@ async def test_a_failed_start_leaves_nothing(lab, waits):
     assert caught.value.code == "KERNEL_START_FAILED"
     record = json.loads(spec.paths.runtime.read_text())
     assert await waits.gone(record["kernel"]["pid"], bound_s=2)
-    assert not Path(record["sockets"]).exists()
+    assert set(socket_directories()) == before

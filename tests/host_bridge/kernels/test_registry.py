@@ -4,18 +4,11 @@ import asyncio
 import json
 
 import pytest
-import pytest_asyncio
 
 from host_bridge.errors import KernelError
 from host_bridge.kernels.kernel import Kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
 
 
 async def test_concurrent_first_calls_share_one_start(lab, waits):

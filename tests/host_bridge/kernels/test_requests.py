@@ -4,20 +4,8 @@ import ast
 import asyncio
 
 import pytest
-import pytest_asyncio
 
 pytestmark = [pytest.mark.kernel, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lab(open_lab):
-    async with open_lab() as lab:
-        yield lab
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kernel(lab):
-    return await lab.kernel()
 
 
 @pytest.fixture
