@@ -139,7 +139,17 @@ class AgentTree:
         "All idle" is not enough: between a child's end and the notice that wakes
         its parent nobody runs for some milliseconds.
         """
-        return [a for a in self.descendants(root_id) if not a.has_settled]
+        return [
+            agent
+            for agent in self.descendants(root_id)
+            if not agent.has_settled and not self._has_no_reader(agent)
+        ]
+
+    def _has_no_reader(self, agent: Agent) -> bool:
+        """Whether it has ended, and its parent was disposed before it read of that."""
+        parent = self._agents.get(agent.info.parent_id or "")
+        is_gone = parent is not None and not parent.is_live
+        return is_gone and agent.endings > 0 and not agent.is_running
 
     # -- changes --------------------------------------------------------------------
 

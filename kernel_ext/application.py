@@ -13,6 +13,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import Kernel
+from IPython.core.events import EventManager
 from traitlets import List, Type, Unicode
 
 __all__ = ("ManagedKernel", "ManagedKernelApp")
@@ -29,7 +30,7 @@ class ManagedKernel(IPythonKernel):
         """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if _is_in_a_cell(frame):
+            if _is_in_a_hook(frame) or _is_in_a_cell(frame):
                 raise KeyboardInterrupt
 
         self.saved_sigint_handler = signal.signal(signal.SIGINT, interrupt)
@@ -46,6 +47,8 @@ class ManagedKernel(IPythonKernel):
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(future.cancel)
+            if _is_in_a_hook(frame):
+                raise KeyboardInterrupt
             if _is_in_a_cell(frame):
                 # An interrupt that leaves another task would end the loop.
                 if asyncio.current_task(loop) is future:
@@ -76,6 +79,19 @@ def _is_in_a_cell(frame: FrameType | None) -> bool:
     mark = f"{os.sep}ipykernel_{os.getpid()}{os.sep}"  # where cells have their names
     while frame is not None:
         if mark in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_in_a_hook(frame: FrameType | None) -> bool:
+    """Whether IPython calls a callback there, such as the drawing of figures.
+
+    It catches what the callback raises, where it may itself not be interrupted.
+    """
+    frame = None if frame is None else frame.f_back
+    while frame is not None:
+        if frame.f_code is EventManager.trigger.__code__:
             return True
         frame = frame.f_back
     return False

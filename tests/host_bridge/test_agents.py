@@ -144,6 +144,18 @@ def test_a_child_that_was_disposed_after_its_end_is_read_of_still(tree):
     assert unsettled(tree) == ["c"]
 
 
+def test_a_notice_that_nobody_is_left_to_read_is_not_waited_for(tree):
+    admit(tree, "c")
+    admit(tree, "g", parent="c")
+    end(tree, "c")
+    read_notice(tree, "c")
+    tree.apply(AgentDisposed(agent_id="c"))
+
+    assert unsettled(tree) == ["g"]
+    end(tree, "g", parent="c")
+    assert unsettled(tree) == []
+
+
 def test_events_may_come_before_the_admission(tree):
     child = info("c", "root")
     tree.apply(AgentCreated(agent=child))

@@ -100,6 +100,32 @@ async def test_a_stopped_cell_is_aborted_and_the_namespace_stays(lab, kernel, co
     assert (await kernel.execute("kept")).result == "'here'"
 
 
+@pytest.mark.parametrize("event", ["pre_run_cell", "post_execute", "post_run_cell"])
+@pytest.mark.parametrize("last", ["'done'", "await asyncio.sleep(0)"])
+async def test_a_callback_around_a_cell_is_stopped_too(lab, kernel, event, last):
+    """As when a figure is drawn after its cell."""
+    before = event.startswith("pre")
+    await kernel.execute(
+        "import asyncio\n"
+        "def draw(*_):\n"
+        "    global armed\n"
+        "    if armed:\n"
+        "        armed = False\n"
+        + "".join(f"        {line}\n" for line in SAY.splitlines())
+        + "        while True: pass\n"
+        f"get_ipython().events.register('{event}', draw)\n"
+        f"armed, kept = {before}, 'here'"
+    )
+
+    result = await stopped(lab, kernel, f"armed = {not before}\n{last}")
+    left = await kernel.execute(
+        f"get_ipython().events.unregister('{event}', draw)\nkept"
+    )
+
+    assert (result.status, result.kernel_restarted) == ("aborted", False)
+    assert left.result == "'here'"
+
+
 async def test_a_stop_ends_what_a_shell_runs_for_a_cell(lab, kernel):
     """The shell takes the interrupt, so that the cell itself goes on to its end."""
     result = await stopped(lab, kernel, SAY + "import os\nos.system('sleep 60')")
